@@ -1,0 +1,18 @@
+"""Fixtures that all tests share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.product import Product
+from tests.simhost import SimHost
+
+pytest_plugins = ["tests.simhost.plugin"]
+
+
+@pytest.fixture
+def product(simhost: SimHost, tmp_path: Path) -> Product:
+    """vgpu-hook on a simulated host; the marker `simhost` chooses which."""
+    return Product(simhost, tmp_path)

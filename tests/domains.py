@@ -1,0 +1,57 @@
+"""Domain XML for tests: as libvirt hands it to a hook. Knows nothing of the product's parser."""
+
+from __future__ import annotations
+
+import uuid
+from xml.sax.saxutils import escape, quoteattr
+
+SEED = uuid.UUID("4d9f7c1e-0000-4000-8000-000000000000")
+
+
+def uuid_of(name: str) -> str:
+    """A domain's UUID: the same for the same name."""
+    return str(uuid.uuid5(SEED, name))
+
+
+def device_of(domain_uuid: str, slot: str = "0") -> str:
+    """The derived device UUID, computed apart from the product (design, section 3)."""
+    namespace = uuid.UUID("9c1b4f0e-6f0b-5a53-8a39-2f4d7f0f7c11")
+    return str(uuid.uuid5(namespace, f"{domain_uuid}/{slot}"))
+
+
+def hostdev(device: str, slot: str | None = "0", model: str = "vfio-pci") -> str:
+    alias = f"<alias name='ua-vgpu-{slot}'/>" if slot is not None else ""
+    return (
+        f"<hostdev mode='subsystem' type='mdev' managed='no' model='{model}'>"
+        f"<source><address uuid='{device}'/></source>{alias}</hostdev>"
+    )
+
+
+def domain_xml(
+    name: str,
+    requests: dict[str, str] | None = None,
+    *,
+    domain_uuid: str | None = None,
+    hostdevs: list[str] | None = None,
+    attributes: str = "",
+) -> bytes:
+    """A domain with vGPU requests {slot: profile} and, unless given, the hostdevs for them."""
+    own = domain_uuid or uuid_of(name)
+    asked = requests or {}
+    metadata = ""
+    if asked:
+        vgpus = "".join(
+            f"<vgpu:vgpu name={quoteattr(slot)} profile={quoteattr(profile)} {attributes}/>"
+            for slot, profile in asked.items()
+        )
+        metadata = (
+            "<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'>"
+            f"{vgpus}</vgpu:vgpus></metadata>"
+        )
+    devices = hostdevs if hostdevs is not None else [hostdev(device_of(own, s), s) for s in asked]
+    return (
+        f"<domain type='qemu' id='1'><name>{escape(name)}</name><uuid>{own}</uuid>{metadata}"
+        "<memory unit='KiB'>16384</memory><vcpu>1</vcpu><os><type>hvm</type></os>"
+        f"<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{''.join(devices)}</devices>"
+        "</domain>\n"
+    ).encode()

@@ -1,0 +1,117 @@
+"""Runs the product as users do, as processes on a simulated host: the hook and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.simhost import SimHost
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+HOOK = REPOSITORY / "hooks" / "qemu"
+PATIENCE = 120
+"""Seconds after which a process counts as hung; never a measure of speed."""
+
+
+class Answer(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+class Product:
+    """vgpu-hook on one simulated host, with a state folder of its own."""
+
+    def __init__(
+        self, sim: SimHost, folder: Path, *, deadline: float = 60, extra: str = ""
+    ) -> None:
+        self.sim = sim
+        self.state = folder / "state"
+        self.runtime = folder / "runtime"
+        self.config = folder / "vgpu-hook.toml"
+        self.configure(deadline=deadline, extra=extra)
+
+    def configure(self, *, deadline: float = 60, extra: str = "") -> None:
+        self.config.write_text(
+            f"[paths]\nsysfs = '{self.sim.sys}'\nproc = '{self.sim.proc}'\n"
+            f"dev = '{self.sim.dev}'\nstate = '{self.state}'\nruntime = '{self.runtime}'\n"
+            f"journal = '{self.state.parent}/no-journal'\n[deadlines]\nhook = {deadline}\n{extra}\n"
+        )
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What libvirt leaves of it (facts A9), and where the test's things are."""
+        return {
+            "LC_ALL": "C",
+            "PATH": os.environ["PATH"],
+            "VGPU_HOOK_CONFIG": str(self.config),
+            "VGPU_HOOK_PYTHON": sys.executable,
+        }
+
+    def hook(self, name: str, operation: str, xml: bytes, extra: str = "-") -> Answer:
+        sub = "end" if operation in ("stopped", "release") else "begin"
+        return self.hook_argv([name, operation, sub, extra], xml)
+
+    def hook_argv(self, arguments: list[str], xml: bytes, **environment: str) -> Answer:
+        done = subprocess.run(
+            [str(HOOK), *arguments],
+            input=xml,
+            env={**self.environment, **environment},
+            cwd="/",
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def popen(self, name: str, operation: str, xml: bytes) -> subprocess.Popen[bytes]:
+        """Start a hook call and give it its input; the caller waits for it."""
+        process = subprocess.Popen(
+            [str(HOOK), name, operation, "begin", "-"],
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        assert process.stdin is not None
+        process.stdin.write(xml)
+        process.stdin.close()
+        process.stdin = None
+        return process
+
+    def command(self, *arguments: str, **environment: str) -> Answer:
+        done = subprocess.run(
+            [sys.executable, "-I", "-m", "vgpu_hook", *arguments],
+            env={**os.environ, **self.environment, "LC_ALL": "C.UTF-8", **environment},
+            capture_output=True,
+            timeout=PATIENCE,
+        )
+        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+
+    def json(self, *arguments: str) -> Any:
+        answer = self.command(*arguments, "--format", "json")
+        assert answer.status == 0, answer.err
+        return json.loads(answer.out)
+
+    # -- looking, past the product's own code -------------------------------------------
+
+    def rows(self, columns: str = "domain_name, slot, state") -> list[tuple[Any, ...]]:
+        return self.query(f"SELECT {columns} FROM assignment ORDER BY generation")  # noqa: S608
+
+    def query(self, statement: str) -> list[tuple[Any, ...]]:
+        if not (self.state / "store.db").exists():
+            return []
+        connection = sqlite3.connect(self.state / "store.db", timeout=60)
+        try:
+            found = connection.execute(statement).fetchall()
+            connection.commit()
+        finally:
+            connection.close()
+        return found
+
+    def events(self) -> list[str]:
+        return [row[0] for row in self.query("SELECT event FROM history ORDER BY id")]

@@ -1,0 +1,111 @@
+"""The command vgpu-hook: the parser, and the one place where errors become sentences.
+
+Exit status: 0 done, 1 not done (with `error: ` and the reason on stderr), 2 wrong usage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from vgpu_hook import __version__
+from vgpu_hook.model import FORK_POLICIES, VgpuError
+
+DEFAULT_URI = "qemu:///system"
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser, from which completion and the manual are made too."""
+    top = argparse.ArgumentParser(
+        prog="vgpu-hook",
+        description="Gives plain-libvirt VMs a vGPU: says what is what, and attaches them.",
+    )
+    top.add_argument("--version", action="version", version=f"vgpu-hook {__version__}")
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+
+    attach = _add(commands, "attach", "write a vGPU request and its hostdev into a domain")
+    _connect(attach)
+    attach.add_argument("domain", metavar="DOMAIN", help="name or UUID")
+    attach.add_argument(
+        "--profile", required=True, help="type id, its number, or name (see `profiles`)"
+    )
+    attach.add_argument("--slot", help="name of the vGPU in the domain (default: next number)")
+    attach.add_argument("--gpu", metavar="ADDR", help="only this GPU: PCI address or sysfs name")
+    attach.add_argument("--fork", choices=FORK_POLICIES, default="new", help="what a clone gets")
+    attach.add_argument("--display", choices=("on", "off"), help="hostdev attribute")
+    attach.add_argument("--ramfb", choices=("on", "off"), help="hostdev attribute")
+    attach.add_argument("--params", help="NVIDIA vgpu_params, e.g. frame_rate_limiter=0")
+
+    detach = _add(commands, "detach", "take a vGPU out of a domain's definition")
+    _connect(detach)
+    detach.add_argument("domain", metavar="DOMAIN", help="name or UUID")
+    detach.add_argument("--slot", help="which, if the domain has several")
+
+    _format(_add(commands, "status", "show GPUs, their vGPUs, who has them, what is retained"))
+    _format(_add(commands, "profiles", "show which profiles fit where, now"))
+
+    release = _add(commands, "release", "release what a stopped domain still has on record")
+    _connect(release)
+    release.add_argument("domain", metavar="DOMAIN", help="name or UUID")
+
+    render = _add(commands, "render", "print a domain XML with its hostdevs put in")
+    render.add_argument("file", metavar="FILE.xml", help="- for stdin")
+
+    explain = _add(commands, "explain", "show the history, and whether it could be released now")
+    explain.add_argument("subject", metavar="DOMAIN|DEVICE", help="name or UUID")
+    _format(explain)
+
+    store = _add(commands, "store", "check the store of assignments, or set it aside")
+    actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
+    _add(actions, "check", "check the store", "store_check")
+    _add(actions, "set-aside", "move the store away; a new one is begun", "store_set_aside")
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command; return its exit status."""
+    parsed = parser().parse_args(arguments)
+    # Only now: `--help` and wrong usage need neither libvirt nor lxml.
+    from vgpu_hook import commands
+
+    try:
+        status: int = getattr(commands, parsed.action)(parsed)
+        sys.stdout.flush()
+        return status
+    except VgpuError as error:
+        print(f"error: {error}", file=sys.stderr)
+    except KeyboardInterrupt:
+        print("error: interrupted", file=sys.stderr)
+    except BrokenPipeError:  # `vgpu-hook status | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 1
+
+
+def _add(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    text: str,
+    action: str = "",
+) -> argparse.ArgumentParser:
+    command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    command.set_defaults(action=action or name)
+    return command
+
+
+def _connect(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--connect",
+        "-c",
+        metavar="URI",
+        default=os.environ.get("LIBVIRT_DEFAULT_URI", DEFAULT_URI),
+        help=f"libvirt to talk to (default: $LIBVIRT_DEFAULT_URI, else {DEFAULT_URI})",
+    )
+
+
+def _format(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--format", choices=("table", "json"), default="table")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,66 @@
+"""The configuration: defaults, the file, and what is wrong with it.
+
+`Settings` is what the program uses. The file is validated by pydantic (1.10 and 2), which
+is imported only when the file sets something: a hook call on a host that uses the
+defaults does not pay for it. VGPU_HOOK_CONFIG names another file, which is how tests move
+every root.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from vgpu_hook.model import ConfigError
+from vgpu_hook.sysfs import Roots
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+DEFAULT_PATH = "/etc/vgpu-hook/vgpu-hook.toml"
+MAX_SIZE = 1 << 20
+
+
+class Settings(NamedTuple):
+    """What can be set. Times are in seconds."""
+
+    roots: Roots = Roots()
+    state: str = "/var/lib/vgpu-hook"
+    runtime: str = "/run/vgpu-hook"
+    placement: str = "spread"
+    hook_deadline: float = 30.0
+    unused_gpus: frozenset[str] = frozenset()
+
+
+def load(environment: Mapping[str, str] | None = None) -> Settings:
+    """Return the settings: the file's over the defaults. Raises ConfigError."""
+    path = (os.environ if environment is None else environment).get("VGPU_HOOK_CONFIG")
+    text = _read(path or DEFAULT_PATH, required=path is not None)
+    if all(line.lstrip()[:1] in ("", "#") for line in text.splitlines()):
+        return Settings()
+    from vgpu_hook import config_file
+
+    return config_file.settings(text, path or DEFAULT_PATH)
+
+
+def error(path: str, cause: Any) -> ConfigError:
+    """Return the ConfigError for a file and what is wrong with it."""
+    return ConfigError(f"configuration {path}: {cause}", f"correct {path}")
+
+
+def _read(path: str, *, required: bool) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_SIZE + 1)
+    except FileNotFoundError as missing:
+        if required:
+            raise error(path, "there is no such file") from missing
+        return ""
+    except OSError as failure:
+        raise error(path, failure.strerror) from failure
+    if len(data) > MAX_SIZE:
+        raise error(path, f"it is larger than {MAX_SIZE} bytes")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as failure:
+        raise error(path, f"it is not UTF-8 ({failure.reason} at byte {failure.start})") from None

@@ -1,0 +1,80 @@
+"""The format of vgpu-hook.toml, as pydantic models. Imported only when a file sets something.
+
+Written in what pydantic 1.10 (Debian 12, Ubuntu 24.04) and 2 (Debian 13, Fedora) share.
+An unknown key is an error: it is a typing mistake far more often than the future.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from typing import Literal
+
+from pydantic import BaseModel, Field, ValidationError
+
+from vgpu_hook import config
+from vgpu_hook.config import Settings
+from vgpu_hook.sysfs import Roots
+
+
+class Paths(BaseModel, extra="forbid"):
+    """[paths]: where things are. Tests move them; others leave them alone."""
+
+    sysfs: str = "/sys"
+    proc: str = "/proc"
+    dev: str = "/dev"
+    journal: str = "/run/systemd/journal/socket"
+    state: str = "/var/lib/vgpu-hook"
+    runtime: str = "/run/vgpu-hook"
+
+
+class Policy(BaseModel, extra="forbid"):
+    """[policy]: which GPU a new vGPU goes to."""
+
+    placement: Literal["spread", "pack"] = "spread"
+
+
+class Deadlines(BaseModel, extra="forbid"):
+    """[deadlines]: seconds after which something is answered, whatever the kernel does."""
+
+    hook: float = Field(default=30.0, ge=0.5, le=3600)
+
+
+class Gpu(BaseModel, extra="forbid"):
+    """[gpu."ADDRESS"]: one GPU, by PCI address or name in /sys/class/mdev_bus."""
+
+    use: bool = True
+
+
+class File(BaseModel, extra="forbid"):
+    """The whole file."""
+
+    paths: Paths = Paths()
+    policy: Policy = Policy()
+    deadlines: Deadlines = Field(default_factory=Deadlines)
+    gpu: dict[str, Gpu] = {}
+
+
+def settings(text: str, path: str) -> Settings:
+    """Return the settings of a file's text. Raises ConfigError, which names the key."""
+    try:
+        file = File(**tomllib.loads(text))
+    except tomllib.TOMLDecodeError as error:
+        raise config.error(path, error) from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        raise config.error(path, f"{key}: {first['msg']}") from None
+    except TypeError as error:  # a key that is no keyword, such as ""
+        raise config.error(path, error) from None
+    paths = file.paths
+    for key in Paths.__annotations__:
+        if not getattr(paths, key).startswith("/"):
+            raise config.error(path, f"paths.{key}: {getattr(paths, key)!r} is not absolute")
+    return Settings(
+        roots=Roots(paths.sysfs, paths.proc, paths.dev, paths.journal),
+        state=paths.state,
+        runtime=paths.runtime,
+        placement=file.policy.placement,
+        hook_deadline=file.deadlines.hook,
+        unused_gpus=frozenset(name.casefold() for name, gpu in file.gpu.items() if not gpu.use),
+    )

@@ -1,0 +1,338 @@
+"""Domain XML: reads the request and the hostdevs; attaches and strips hostdevs.
+
+Pure: text in, text out; knows neither libvirt nor the host. Everything outside our own
+elements stays canonically the same (C14N). The XML may come from a tenant: no DTD, no
+entities, no network, and every value of the request is checked before it is used.
+Formats: libvirt's docs/formatdomain.rst; design, section 3; facts C1 and C5.
+"""
+
+from __future__ import annotations
+
+import re
+import uuid
+from typing import Any
+
+from lxml import etree
+
+from vgpu_hook.model import (
+    ALIAS_PREFIX,
+    FORK_POLICIES,
+    NAMESPACE,
+    Domain,
+    DomainXmlError,
+    Hostdev,
+    VgpuRequest,
+)
+
+REQUEST = f"{{{NAMESPACE}}}vgpus"
+VGPU = f"{{{NAMESPACE}}}vgpu"
+SLOT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+PRINTABLE = re.compile(r"[^\x00-\x1f\x7f/]{1,128}\Z")
+GPU = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
+PARAMS = re.compile(r"[A-Za-z0-9_.,= -]{1,512}\Z")
+MAX_VGPUS = 64
+KNOWN = ("name", "profile", "gpu", "fork", "display", "ramfb", "params")
+
+
+def parse(text: bytes) -> Domain:
+    """Return what a domain's XML says that matters here. Raises DomainXmlError."""
+    root = _root(text)
+    name = root.findtext("name") or ""
+    try:
+        domain_uuid = str(uuid.UUID(root.findtext("uuid") or ""))
+    except ValueError:
+        raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
+    hostdevs = tuple(_hostdev(element) for element in root.iterfind("devices/hostdev"))
+    return Domain(domain_uuid, name, _request(root, name), hostdevs)
+
+
+def ensure_uuid(text: bytes) -> bytes:
+    """Return the XML with a random <uuid> if it has none (libvirt would add one too late)."""
+    root = _root(text)
+    if root.find("uuid") is None:
+        element = etree.Element("uuid")
+        element.text = str(uuid.uuid4())
+        name = root.find("name")
+        if name is None:
+            raise DomainXmlError("the domain has no <name>")
+        _insert_after(name, element)
+    return _text(root)
+
+
+def attach(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
+    """Put the request and its hostdev in the XML, in place of those of the same slot."""
+    root = _root(text)
+    _set_request(root, request)
+    devices = root.find("devices")
+    if devices is None:
+        devices = etree.SubElement(root, "devices")
+    old = _of_slot(root, request.slot)
+    element = _hostdev_element(request, hostdev)
+    if old:
+        _keep_guest_side(old[0], element)
+        element.tail = old[0].tail
+        devices.replace(old[0], element)
+        for other in old[1:]:
+            _remove(other)
+    else:
+        _append(devices, element)
+    return _text(root)
+
+
+def detach(text: bytes, slot: str) -> bytes:
+    """Take the slot's request and hostdev out of the XML."""
+    root = _root(text)
+    for element in _of_slot(root, slot):
+        _remove(element)
+    container = _container(root)
+    if container is not None:
+        slots = _named(container, root.findtext("name") or "")
+        if slot in slots:
+            _remove(slots[slot])
+        if container.find(VGPU) is None:
+            metadata = container.getparent()
+            _remove(container)
+            if len(metadata) == 0:
+                _remove(metadata)
+    return _text(root)
+
+
+def check_request(request: VgpuRequest, domain_name: str) -> VgpuRequest:
+    """Return the request if its values are allowed; raise DomainXmlError if not."""
+    checks = (
+        ("name", request.slot, SLOT),
+        ("profile", request.profile, PRINTABLE),
+        ("gpu", request.gpu, GPU),
+        ("params", request.params, PARAMS),
+    )
+    for attribute, value, allowed in checks:
+        if value is not None and not allowed.match(value):
+            raise _bad(domain_name, attribute, value)
+    choices = (
+        ("fork", request.fork, FORK_POLICIES),
+        ("display", request.display, (None, "on", "off")),
+        ("ramfb", request.ramfb, (None, "on", "off")),
+    )
+    for attribute, value, among in choices:
+        if value not in among:
+            raise _bad(domain_name, attribute, str(value))
+    return request
+
+
+def _root(text: bytes) -> Any:
+    parser = etree.XMLParser(
+        resolve_entities=False,
+        no_network=True,
+        load_dtd=False,
+        remove_blank_text=False,
+        strip_cdata=False,
+    )
+    try:
+        root = etree.fromstring(text, parser)
+    except (etree.XMLSyntaxError, ValueError) as error:
+        raise DomainXmlError(f"the domain's XML can't be read: {error}") from None
+    if root.getroottree().docinfo.internalDTD is not None:
+        raise DomainXmlError("the domain's XML has a DTD, which libvirt never writes")
+    if root.tag != "domain":
+        raise DomainXmlError(f"a <domain> was expected, not <{root.tag}>")
+    return root
+
+
+def _text(root: Any) -> bytes:
+    data: bytes = etree.tostring(root.getroottree(), encoding="UTF-8", xml_declaration=False)
+    return data + b"\n"
+
+
+def _container(root: Any) -> Any:
+    return root.find(f"metadata/{REQUEST}")
+
+
+def _requests(container: Any, domain_name: str) -> list[tuple[str, Any]]:
+    """Return (slot, element) of each <vgpu>; the slot defaults to the position."""
+    found: dict[str, Any] = {}
+    for position, element in enumerate(container.iterfind(VGPU)):
+        slot = element.get("name", str(position))
+        if slot in found:
+            raise DomainXmlError(
+                f"domain {domain_name!r} asks twice for a vGPU named {slot!r}",
+                f"run: virsh edit {domain_name}",
+            )
+        found[slot] = element
+    return list(found.items())
+
+
+def _named(container: Any, domain_name: str) -> dict[str, Any]:
+    """Return the <vgpu> of each slot, all with their name written out.
+
+    Else an edit would move the positions that the names of others come from.
+    """
+    slots = dict(_requests(container, domain_name))
+    for slot, element in slots.items():
+        element.set("name", slot)
+    return slots
+
+
+def _request(root: Any, domain_name: str) -> tuple[VgpuRequest, ...]:
+    container = _container(root)
+    if container is None:
+        return ()
+    elements = _requests(container, domain_name)
+    if len(elements) > MAX_VGPUS:
+        raise DomainXmlError(f"domain {domain_name!r} asks for {len(elements)} vGPUs")
+    found = []
+    for slot, element in elements:
+        for attribute in element.attrib:
+            if attribute not in KNOWN:
+                raise _bad(domain_name, attribute, element.get(attribute))
+        asked = VgpuRequest(
+            slot,
+            element.get("profile", ""),
+            element.get("gpu"),
+            element.get("fork", "new"),
+            element.get("display"),
+            element.get("ramfb"),
+            element.get("params"),
+        )
+        found.append(check_request(asked, domain_name))
+    return tuple(found)
+
+
+def _set_request(root: Any, request: VgpuRequest) -> None:
+    container = _container(root)
+    if container is None:
+        container = _new_container(root)
+    element = _named(container, root.findtext("name") or "").get(request.slot)
+    if element is None:
+        element = etree.Element(VGPU, nsmap={"vgpu": NAMESPACE})
+        if len(container) == 0:
+            container.text, element.tail = "\n      ", "\n    "
+            container.append(element)
+        else:
+            _append(container, element)
+    values = {
+        "name": request.slot,
+        "profile": request.profile,
+        "gpu": request.gpu,
+        "fork": None if request.fork == "new" else request.fork,
+        "display": request.display,
+        "ramfb": request.ramfb,
+        "params": request.params,
+    }
+    for attribute, value in values.items():
+        if value is not None:
+            element.set(attribute, value)
+        elif attribute in element.attrib:
+            del element.attrib[attribute]
+
+
+def _new_container(root: Any) -> Any:
+    """Return our element in <metadata>, both made where they are missing."""
+    container = etree.Element(REQUEST, nsmap={"vgpu": NAMESPACE})
+    metadata = root.find("metadata")
+    if metadata is None:
+        metadata = etree.Element("metadata")
+        metadata.text, container.tail = "\n    ", "\n  "
+        metadata.append(container)
+        after = [root.find(tag) for tag in ("description", "title", "genid", "uuid", "name")]
+        _insert_after(next(element for element in after if element is not None), metadata)
+    else:
+        _append(metadata, container)
+    return container
+
+
+def _hostdev(element: Any) -> Hostdev:
+    alias = element.find("alias")
+    name = alias.get("name", "") if alias is not None else ""
+    slot = name[len(ALIAS_PREFIX) :] if name.startswith(ALIAS_PREFIX) else None
+    kind = element.get("type", "")
+    address = element.find("source/address")
+    text = ""
+    if address is not None and kind == "mdev":
+        text = _uuid_text(address.get("uuid", ""))
+    elif address is not None and kind == "pci":
+        text = _pci_text(address)
+    return Hostdev(kind, text, slot, element.get("model"))
+
+
+def _uuid_text(text: str) -> str:
+    """Return the UUID in the kernel's form; libvirt's own parser is as liberal (facts C1)."""
+    try:
+        return str(uuid.UUID(re.sub(r"[\s-]", "", text)))
+    except ValueError:
+        return text
+
+
+def _pci_text(address: Any) -> str:
+    try:
+        parts = [int(address.get(key, "0"), 0) for key in ("domain", "bus", "slot", "function")]
+    except ValueError:
+        return ""
+    return "{:04x}:{:02x}:{:02x}.{:x}".format(*parts)
+
+
+def _hostdev_element(request: VgpuRequest, hostdev: Hostdev) -> Any:
+    element = etree.Element("hostdev", mode="subsystem", type=hostdev.type, managed="no")
+    element.set("model", hostdev.model or "vfio-pci")
+    for attribute in ("display", "ramfb"):
+        value = getattr(request, attribute)
+        if value is not None:
+            element.set(attribute, value)
+    source = etree.SubElement(element, "source")
+    etree.SubElement(source, "address", uuid=hostdev.address)
+    etree.SubElement(element, "alias", name=f"{ALIAS_PREFIX}{request.slot}")
+    etree.indent(element, level=2)
+    return element
+
+
+def _keep_guest_side(old: Any, new: Any) -> None:
+    """Carry over what the guest sees (address, boot order, ROM): only the source changes."""
+    for child in list(old):
+        if child.tag not in ("source", "alias"):
+            child.tail = None
+            new.append(child)
+
+
+def _of_slot(root: Any, slot: str) -> list[Any]:
+    return [
+        element
+        for element in root.iterfind("devices/hostdev")
+        if (alias := element.find("alias")) is not None
+        and alias.get("name") == f"{ALIAS_PREFIX}{slot}"
+    ]
+
+
+def _insert_after(place: Any, element: Any) -> None:
+    """Insert behind a sibling, with its indentation."""
+    parent = place.getparent()
+    element.tail = place.tail
+    parent.insert(parent.index(place) + 1, element)
+
+
+def _append(parent: Any, element: Any) -> None:
+    """Append with the indentation of what is there already."""
+    if len(parent):
+        element.tail = parent[-1].tail
+        parent[-1].tail = parent.text
+    parent.append(element)
+
+
+def _remove(element: Any) -> None:
+    """Remove an element, and the white space before it, but no text that somebody wrote."""
+    parent = element.getparent()
+    previous = element.getprevious()
+    tail = element.tail or ""
+    if tail.strip():
+        before = (previous.tail if previous is not None else parent.text) or ""
+        tail = before + tail
+    if previous is not None:
+        previous.tail = tail
+    else:
+        parent.text = tail
+    parent.remove(element)
+
+
+def _bad(domain_name: str, attribute: str, value: str) -> DomainXmlError:
+    return DomainXmlError(
+        f"domain {domain_name!r}: the request's {attribute}={value[:80]!r} is not allowed",
+        f"run: virsh edit {domain_name}",
+    )

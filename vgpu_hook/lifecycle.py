@@ -1,0 +1,222 @@
+"""The rules of a vGPU's life, in one place, called by all who act (docs/rules.md).
+
+Never calls libvirt: libvirt waits for this code. Whatever asks the kernel runs in a
+bounded child (host.py), and every state is committed before and after (store.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from vgpu_hook import admission, guard
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.config import Settings
+from vgpu_hook.creation import Creation
+from vgpu_hook.host import Host
+from vgpu_hook.locks import domain_lock
+from vgpu_hook.log import Log
+from vgpu_hook.model import RELEASING, RETAINED, Assignment, Domain, Parent, Refused, VgpuError
+from vgpu_hook.store import Store
+
+TAKING_SHARE = 0.7
+"""Of a start's time; the rest is kept for giving back what was taken (R11)."""
+
+
+class Context(NamedTuple):
+    """What a call works with; `deadline` is the whole call's."""
+
+    settings: Settings
+    host: Host
+    store: Store
+    log: Log
+    deadline: Deadline
+
+
+class Lifecycle:
+    """The rules, for the length of one call."""
+
+    def __init__(self, context: Context) -> None:
+        self._settings, self._host, self._store, self._log, self._deadline = context
+
+    # -- start --------------------------------------------------------------------------
+
+    def prepare(self, domain: Domain) -> list[Assignment]:
+        """Give the domain the vGPUs that it asks for, all of them, or raise VgpuError.
+
+        R8, R13: nothing is done for a hostdev that is not the domain's own, or not understood.
+        """
+        requests = admission.admit(domain, self._owners)
+        if not requests:
+            return []
+        taking = Deadline(self._deadline.remaining() * TAKING_SHARE)
+        with self._locked(domain.uuid, taking):
+            self._store.note_name(domain.uuid, domain.name)
+            self._refuse_if_deleting(domain)
+            self._release_stale(domain, taking)
+            creation = Creation(
+                self._host,
+                self._store,
+                self._settings.placement,
+                taking,
+                self._give_back,
+                self._retain,
+            )
+            taken: list[Assignment] = []
+            try:
+                for request in requests:
+                    taken.append(creation.take(domain, request))
+                    self._report("assigned", taken[-1], f"on {taken[-1].parent}")
+            except VgpuError as error:
+                # R11: all or nothing; what was taken is given back, and only that.
+                for row in reversed(taken):
+                    self._give_back(row, f"given back: {error.message}")
+                raise
+            return taken
+
+    def _owners(self, device: str) -> list[str]:
+        """Return the names of the domains whose records name the device."""
+        return [row.domain_name for row in self._store.of_device(device)]
+
+    def _refuse_if_deleting(self, domain: Domain) -> None:
+        """R10: nobody starts a domain that is being deleted."""
+        since = self._store.deleting_since(domain.uuid)
+        if since is not None:
+            name = admission.name_argument(domain.name)
+            raise Refused(
+                f"domain {domain.name!r} is being deleted (since {since})",
+                f"run: vgpu-hook explain {name}",
+            )
+
+    def _release_stale(self, domain: Domain, deadline: Deadline) -> None:
+        """R5: what an earlier run left goes first, and each release is persisted at once.
+
+        A record of another boot proves nothing (I9): whether its device can be used is seen
+        when it is taken, and it stands until then.
+        """
+        for row, share in self._shares(self._store.of_domain(domain.uuid), deadline):
+            left = self._release(row, share)
+            if left is not None and left.boot_id == self._host.boot_id:
+                raise Refused(
+                    f"domain {domain.name!r}: the vGPU {row.device} of an earlier run can't be"
+                    f" released: {left.reason}",
+                    f"run: vgpu-hook explain {row.device}",
+                )
+
+    # -- stop, release ------------------------------------------------------------------
+
+    def release_all(
+        self, domain_uuid: str, generations: frozenset[int] | None = None
+    ) -> list[Assignment]:
+        """Release what the domain has; return what is retained. Persisted when it returns.
+
+        R1, R2: called before libvirt goes on with the teardown, which waits for it.
+        R3: a device that can't be released raises nothing: it is retained.
+        R4: retained ones of earlier stops are tried again.
+        R8: acts on records of this very domain alone; a fork can't reach its parent's.
+        R12: acts only on `generations`, if given.
+        """
+        with self._locked(domain_uuid, self._deadline):
+            rows = [
+                row
+                for row in self._store.of_domain(domain_uuid)
+                if generations is None or row.generation in generations
+            ]
+            left = [self._release(row, share) for row, share in self._shares(rows, self._deadline)]
+            return [row for row in left if row is not None]
+
+    def _release(self, row: Assignment, deadline: Deadline, why: str = "") -> Assignment | None:
+        """Release one vGPU if the guard allows it (R6); return the row if it is retained.
+
+        The guard is asked twice: before the intent is committed, and next to the write.
+        """
+        try:
+            verdict = self.judge(row, deadline)
+            if verdict.action == guard.DESTROY:
+                row = self._moved(row, RELEASING, "intent to release", why)
+                verdict = self._host.destroy(row, self._others(row), deadline)
+            if verdict.action == guard.KEEP:
+                return self._retain(row, verdict.reason)
+            gone = verdict.facts[0].text if verdict.action == guard.GONE else ""
+            if not self._store.forget(row, "released", why or gone):
+                raise _changed(row)
+        except VgpuError as error:
+            return self._retain(row, error.message)
+        self._report("released", row, why or gone)
+        return None
+
+    def _give_back(self, row: Assignment, why: str) -> Assignment | None:
+        """Release what this very start took."""
+        return self._release(row, self._deadline, why)
+
+    def _retain(self, row: Assignment, reason: str) -> Assignment:
+        """Keep the record, with the reason, for another try (R3).
+
+        A store that can't be written keeps the row as it was: nothing is lost.
+        """
+        self._report("retained", row, reason, level="warning")
+        try:
+            return self._moved(row, RETAINED, "retained", reason)
+        except VgpuError as error:
+            self._report("store-failed", row, error.message, level="error")
+            return row._replace(reason=f"{reason}; {error.message}")
+
+    # -- questions ----------------------------------------------------------------------
+
+    def judge(self, row: Assignment, deadline: Deadline | None = None) -> guard.Verdict:
+        """Return the guard's present answer on the row's device."""
+        return self._host.judge(row, self._others(row), deadline or self._deadline)
+
+    def parents(self) -> tuple[Parent, ...]:
+        """Return the host's parents as they are now."""
+        return self._host.parents(self._deadline)
+
+    # -- inside -------------------------------------------------------------------------
+
+    def _others(self, row: Assignment) -> tuple[Assignment, ...]:
+        rows = self._store.of_device(row.device)
+        return tuple(other for other in rows if other.generation != row.generation)
+
+    def _moved(self, row: Assignment, state: str, event: str, reason: str = "") -> Assignment:
+        """Commit the row's next state; R12: only if nobody has changed it since."""
+        moved = self._store.move(row, state, event, reason)
+        if moved is None:
+            raise _changed(row)
+        return moved
+
+    def _shares(
+        self, rows: list[Assignment], deadline: Deadline
+    ) -> Iterator[tuple[Assignment, Deadline]]:
+        """Yield each row with its fair share of the time: one that hangs costs no other its own."""
+        for position, row in enumerate(rows):
+            yield row, deadline.capped(deadline.remaining() / (len(rows) - position))
+
+    @contextlib.contextmanager
+    def _locked(self, domain_uuid: str, deadline: Deadline) -> Iterator[None]:
+        with domain_lock(self._settings.runtime, domain_uuid, deadline) as lock:
+            self._host.lock = (lock,)
+            try:
+                yield
+            finally:
+                self._host.lock = ()
+
+    def _report(self, event: str, row: Assignment, detail: str, level: str = "info") -> None:
+        self._log.event(
+            event,
+            f"{event} vGPU {row.device} ({row.type}) of domain {row.domain_name!r}: {detail}",
+            level=level,
+            domain_uuid=row.domain_uuid,
+            domain_name=row.domain_name,
+            slot=row.slot,
+            device=row.device,
+            parent=row.parent,
+        )
+
+
+def _changed(row: Assignment) -> VgpuError:
+    return VgpuError(
+        f"the record of {row.device} (domain {row.domain_name!r}, generation {row.generation})"
+        " was changed by another process",
+        f"run: vgpu-hook explain {row.device}",
+    )

@@ -1,0 +1,189 @@
+"""The words of vgpu-hook as value types: requests, devices, assignments, errors.
+
+Imports the standard library only and touches nothing outside the process. Values are
+NamedTuples: immutable, and a fraction of the import price of dataclasses, which every
+VM start with a vGPU would pay.
+"""
+
+from __future__ import annotations
+
+import uuid
+from typing import NamedTuple
+
+NAMESPACE = "urn:vgpu-hook:domain:1"
+"""The XML namespace of a request in a domain's <metadata>."""
+
+ALIAS_PREFIX = "ua-vgpu-"
+"""User aliases start with ua-; libvirt keeps them in every XML that a hook is given."""
+
+DERIVED_UUIDS = uuid.UUID("9c1b4f0e-6f0b-5a53-8a39-2f4d7f0f7c11")
+"""Namespace of derived device UUIDs. Changing it orphans every device in the field."""
+
+RESERVED = "reserved"
+CREATING = "creating"
+ASSIGNED = "assigned"
+RELEASING = "releasing"
+RETAINED = "retained"
+STATES = (RESERVED, CREATING, ASSIGNED, RELEASING, RETAINED)
+
+FORK_POLICIES = ("new", "none", "refuse")
+
+
+class VgpuError(Exception):
+    """What went wrong, for people: the object and the cause, and the next command."""
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message, hint)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        """One line, whatever is in the parts: virsh shows it inside a line of its own."""
+        text = f"{self.message}; {self.hint}" if self.hint else self.message
+        return " ".join(text.split())
+
+
+class Refused(VgpuError):
+    """A start that must not go on."""
+
+
+class ConfigError(VgpuError):
+    """The configuration file can't be used."""
+
+
+class StoreError(VgpuError):
+    """The sidecar store can't be used. It is never repaired or overwritten by itself."""
+
+
+class DomainXmlError(VgpuError):
+    """The domain's XML, or the request in it, can't be understood."""
+
+
+class KernelError(VgpuError):
+    """A kernel file answered with an error. `code` is the errno, or 0."""
+
+    def __init__(self, message: str, hint: str = "", code: int = 0) -> None:
+        super().__init__(message, hint)
+        self.args = (message, hint, code)
+        self.code = code
+
+
+class NoCapacity(KernelError):
+    """The kernel or the driver has no room for one more vGPU of this type on this parent."""
+
+
+class DeadlineExceeded(VgpuError):
+    """Something that had to be waited for has not answered in time."""
+
+
+class VgpuRequest(NamedTuple):
+    """One <vgpu> of a request. `gpu` pins it to a GPU (PCI address or sysfs name)."""
+
+    slot: str
+    profile: str
+    gpu: str | None = None
+    fork: str = "new"
+    display: str | None = None
+    ramfb: str | None = None
+    params: str | None = None
+
+
+class Hostdev(NamedTuple):
+    """A <hostdev>: `type` is libvirt's (mdev, pci, ...), `slot` is set for ours by alias.
+
+    `address` is the mdev UUID in lower case, or the PCI address 0000:00:00.0, or "".
+    """
+
+    type: str
+    address: str
+    slot: str | None
+    model: str | None = None
+
+
+class Domain(NamedTuple):
+    """What a domain's XML says that matters here. `uuid` is in libvirt's lower-case form."""
+
+    uuid: str
+    name: str
+    request: tuple[VgpuRequest, ...]
+    hostdevs: tuple[Hostdev, ...]
+
+    def hostdev(self, slot: str) -> Hostdev | None:
+        """Return the hostdev under this slot's alias, if there is one."""
+        return next((h for h in self.hostdevs if h.slot == slot), None)
+
+
+class VgpuType(NamedTuple):
+    """A type that a parent offers. `available` and `in_use` count instances on this parent."""
+
+    id: str
+    name: str
+    description: str
+    device_api: str
+    available: int
+    in_use: int
+
+
+class Parent(NamedTuple):
+    """A device that carries vGPUs, as it is now. `problem` says why it can't be used.
+
+    `name` is the kernel's (a PCI address, or e.g. `mtty`); `gpu` is the GPU that it
+    belongs to: its physical function if it is a VF, else itself.
+    """
+
+    framework: str
+    name: str
+    gpu: str
+    types: tuple[VgpuType, ...]
+    devices: tuple[str, ...] = ()
+    problem: str = ""
+
+
+class Found(NamedTuple):
+    """A vGPU as read back from the kernel.
+
+    `removing`: the kernel has begun to take it down and has not finished.
+    `handles` are the paths whose open file handles mean that it is in use.
+    """
+
+    framework: str
+    device: str
+    parent: str
+    type: str
+    handles: tuple[str, ...]
+    removing: bool = False
+
+
+class Holder(NamedTuple):
+    """A process that has a VFIO handle open."""
+
+    pid: int
+    command: str
+    path: str
+
+
+class Assignment(NamedTuple):
+    """A record of the sidecar store: this slot of this domain has this device.
+
+    `generation` is unique for ever: a release names the generation that it is for.
+    `changed` is UTC in ISO 8601.
+    """
+
+    generation: int
+    domain_uuid: str
+    domain_name: str
+    slot: str
+    framework: str
+    device: str
+    parent: str
+    type: str
+    profile: str
+    state: str
+    boot_id: str
+    reason: str
+    changed: str
+
+
+def derive_device_uuid(domain_uuid: str, slot: str) -> str:
+    """Return the mdev UUID of a domain's slot: UUIDv5 of both (design, section 3)."""
+    return str(uuid.uuid5(DERIVED_UUIDS, f"{domain_uuid.lower()}/{slot}"))

@@ -1,0 +1,136 @@
+"""Which parent a new vGPU goes to, and why none will do. Pure: values in, values out.
+
+The numbers that it is given may be out of date by the time the kernel is asked; the
+kernel has the last word, and the caller comes back with what it has learnt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from vgpu_hook.model import Parent, VgpuError, VgpuType
+
+
+class Candidate(NamedTuple):
+    """A parent and the type on it that a profile names there."""
+
+    parent: Parent
+    type: VgpuType
+
+
+class UnknownProfile(VgpuError):
+    """No parent of the host offers the profile, or it may mean several of a parent's types."""
+
+
+def matching_type(profile: str, parent: Parent) -> VgpuType | None:
+    """Return the parent's type that the profile names, in any case.
+
+    By type id (`nvidia-63`), else by the driver's name (`GRID T4-2Q`), else by the number
+    that a type id ends in (`63`). Raises UnknownProfile if that fits several types.
+    """
+    wanted = profile.strip().casefold()
+    ways = (
+        [t for t in parent.types if t.id.casefold() == wanted],
+        [t for t in parent.types if t.name.casefold() == wanted],
+        [t for t in parent.types if wanted.isdecimal() and t.id.endswith(f"-{wanted}")],
+    )
+    fitting: list[VgpuType] = next((way for way in ways if way), [])
+    if len(fitting) > 1:
+        ids = ", ".join(t.id for t in fitting)
+        raise UnknownProfile(f"profile {profile!r} fits several types of {parent.name}: {ids}")
+    return fitting[0] if fitting else None
+
+
+def candidates(parents: Iterable[Parent], profile: str, gpu: str | None) -> list[Candidate]:
+    """Return the parents that offer the profile, full ones too, on the pinned GPU if any."""
+    found = []
+    for parent in parents:
+        if parent.problem or not on_gpu(parent, gpu):
+            continue
+        vgpu_type = matching_type(profile, parent)
+        if vgpu_type is not None:
+            found.append(Candidate(parent, vgpu_type))
+    return found
+
+
+def on_gpu(parent: Parent, gpu: str | None) -> bool:
+    """Tell whether a parent is, or belongs to, the GPU that a request is pinned to."""
+    return gpu is None or gpu.casefold() in (parent.gpu.casefold(), parent.name.casefold())
+
+
+def order(
+    found: Iterable[Candidate], policy: str, pending: Mapping[str, int] | None = None
+) -> list[Candidate]:
+    """Return the candidates with room, best first.
+
+    `spread` prefers the GPU with most free instances of the type, `pack` the one with
+    fewest, both of them then the parent likewise. `pending` counts, by parent, vGPUs that
+    others are making now: it only moves a parent back, since the kernel may show them
+    already.
+    """
+    waiting = pending or {}
+    room = [candidate for candidate in found if candidate.type.available > 0]
+    free = {c.parent.name: c.type.available - waiting.get(c.parent.name, 0) for c in room}
+    of_gpu: dict[str, int] = {}
+    for candidate in room:
+        gpu = candidate.parent.gpu
+        of_gpu[gpu] = of_gpu.get(gpu, 0) + max(0, free[candidate.parent.name])
+    sign = 1 if policy == "pack" else -1
+
+    def key(candidate: Candidate) -> tuple[bool, int, str, int, str]:
+        parent = candidate.parent
+        left = free[parent.name]
+        return left <= 0, sign * of_gpu[parent.gpu], parent.gpu, sign * left, parent.name
+
+    return sorted(room, key=key)
+
+
+def why_not(parents: Iterable[Parent], profile: str, gpu: str | None) -> VgpuError:
+    """Return the error for a profile that nothing has room for: what exists, what is free."""
+    parents = tuple(parents)
+    mine = tuple(parent for parent in parents if on_gpu(parent, gpu))
+    hint = "run: vgpu-hook profiles"
+    if not parents:
+        return UnknownProfile("this host has no device that offers vGPUs", hint)
+    if not mine:
+        gpus = ", ".join(sorted({parent.gpu for parent in parents}))
+        return UnknownProfile(f"GPU {gpu!r} is not one that offers vGPUs (there are: {gpus})", hint)
+    offered = candidates(mine, profile, None)
+    if not offered:
+        where = f"GPU {gpu}" if gpu else "any GPU"
+        return UnknownProfile(
+            f"profile {profile!r} is not offered by {where}; there are: {_offers(mine)}", hint
+        )
+    reasons = "; ".join(dict.fromkeys(full(candidate) for candidate in offered))
+    return VgpuError(f"no free instance of profile {profile!r}: {reasons}", hint)
+
+
+def full(candidate: Candidate) -> str:
+    """Say why a candidate has no room, or how much it has."""
+    parent, vgpu_type = candidate
+    if vgpu_type.available > 0:
+        return f"{parent.name} has {vgpu_type.available} of {vgpu_type.id} free"
+    others = [f"{t.in_use} of {t.id}" for t in parent.types if t.in_use and t.id != vgpu_type.id]
+    if others and not vgpu_type.in_use:
+        return f"{parent.name} is taken by another type ({', '.join(others)} in use)"
+    users = ", ".join([f"{vgpu_type.in_use} of {vgpu_type.id}", *others])
+    return f"{parent.name} has 0 of {vgpu_type.id} free ({users} in use)"
+
+
+def _offers(parents: tuple[Parent, ...]) -> str:
+    """List the types of these parents with what is free of each, host-wide."""
+    free: dict[str, int] = {}
+    names: dict[str, str] = {}
+    for parent in parents:
+        for vgpu_type in parent.types:
+            free[vgpu_type.id] = free.get(vgpu_type.id, 0) + vgpu_type.available
+            names.setdefault(vgpu_type.id, vgpu_type.name)
+    offers = [
+        f"{type_id} ({names[type_id]}: {count} free)"
+        if names[type_id]
+        else f"{type_id} ({count} free)"
+        for type_id, count in sorted(free.items())
+    ]
+    problems = [parent.problem for parent in parents if parent.problem]
+    return ", ".join(offers + [f"unreadable: {problem}" for problem in problems]) or "none"

@@ -1,0 +1,184 @@
+"""The sidecar store's file: its schema, and making, opening, checking and setting it aside.
+
+`<state>/store.db`, SQLite in WAL mode with synchronous=FULL and STRICT tables.
+`user_version` is the schema's version: unknown columns are left alone, a newer version is
+refused. A broken store is reported and never overwritten: `vgpu-hook store set-aside`
+moves it away on request. What the rows mean is in store.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sqlite3
+import stat
+import time
+
+from vgpu_hook.model import STATES, StoreError
+from vgpu_hook.store import Store, store_error
+
+SCHEMA_VERSION = 1
+FILE = "store.db"
+
+_STATES = ", ".join(f"'{state}'" for state in STATES)
+_SCHEMA = f"""
+CREATE TABLE domain (
+    uuid TEXT PRIMARY KEY,
+    name TEXT NOT NULL,
+    deleting_since TEXT
+) STRICT;
+CREATE TABLE assignment (
+    generation INTEGER PRIMARY KEY AUTOINCREMENT,
+    domain_uuid TEXT NOT NULL,
+    domain_name TEXT NOT NULL,
+    slot TEXT NOT NULL,
+    framework TEXT NOT NULL,
+    device TEXT NOT NULL,
+    parent TEXT NOT NULL,
+    type TEXT NOT NULL,
+    profile TEXT NOT NULL,
+    state TEXT NOT NULL CHECK (state IN ({_STATES})),
+    boot_id TEXT NOT NULL,
+    reason TEXT NOT NULL DEFAULT '',
+    changed TEXT NOT NULL
+) STRICT;
+-- A device is in one live assignment at the most.
+CREATE UNIQUE INDEX one_assignment_per_device
+    ON assignment (framework, device) WHERE state <> 'reserved';
+-- A slot has one current assignment; one that could not be released may stand beside it.
+CREATE UNIQUE INDEX one_assignment_per_slot
+    ON assignment (domain_uuid, slot) WHERE state <> 'retained';
+CREATE INDEX assignment_of_domain ON assignment (domain_uuid);
+CREATE TABLE history (
+    id INTEGER PRIMARY KEY AUTOINCREMENT,
+    at TEXT NOT NULL,
+    boot_id TEXT NOT NULL,
+    operation TEXT NOT NULL,
+    event TEXT NOT NULL,
+    domain_uuid TEXT NOT NULL,
+    domain_name TEXT NOT NULL,
+    slot TEXT NOT NULL,
+    device TEXT NOT NULL,
+    generation INTEGER,
+    detail TEXT NOT NULL
+) STRICT;
+CREATE INDEX history_of_domain ON history (domain_uuid);
+CREATE INDEX history_of_device ON history (device);
+PRAGMA user_version = {SCHEMA_VERSION};
+"""
+
+
+def open_store(state: str, operation: str, *, wait: float, create: bool = True) -> Store | None:
+    """Open the store in the folder `state`; None if there is none and it isn't to be made.
+
+    `wait` is how many seconds each call may wait for other writers. Raises StoreError.
+    """
+    path = os.path.join(state, FILE)
+    if not _exists(path):
+        if not create:
+            return None
+        _create(state, path)
+    connection = _connect(path, wait)
+    try:
+        version = connection.execute("PRAGMA user_version").fetchone()[0]
+        if version != SCHEMA_VERSION:
+            raise _wrong_version(path, version)
+        connection.execute("PRAGMA synchronous = FULL")
+    except sqlite3.Error as error:
+        connection.close()
+        raise store_error(path, error) from error
+    except StoreError:
+        connection.close()
+        raise
+    return Store(connection, path, operation)
+
+
+def check(state: str) -> list[str]:
+    """Return what SQLite's integrity check finds wrong with the store; empty if nothing."""
+    path = os.path.join(state, FILE)
+    store = open_store(state, "check", wait=5, create=False)
+    if store is None:
+        return []
+    try:
+        with contextlib.closing(_connect(path, 5)) as connection:
+            found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
+    except sqlite3.Error as error:
+        raise store_error(path, error) from error
+    finally:
+        store.close()
+    return [] if found == ["ok"] else found
+
+
+def set_aside(state: str) -> str | None:
+    """Move the store out of the way, whole, and return its new path; None if there is none."""
+    path = os.path.join(state, FILE)
+    if not (os.path.lexists(path) or os.path.lexists(f"{path}-wal")):
+        return None
+    target = f"{path}.set-aside-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
+    if os.path.lexists(target):
+        raise StoreError(f"{target} exists already", "try again in a second")
+    for suffix in ("-wal", "-shm", ""):  # never a log beside a store that it is not of
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(path + suffix, target + suffix)
+    return target
+
+
+def _connect(path: str, wait: float) -> sqlite3.Connection:
+    """Open an existing file read-write; never makes one."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise OSError("it is not a regular file")
+        quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+        return sqlite3.connect(
+            f"file:{quoted}?mode=rw", uri=True, timeout=wait, isolation_level=None
+        )
+    except (sqlite3.Error, OSError) as error:
+        raise store_error(path, error) from error
+
+
+def _exists(path: str) -> bool:
+    """Tell whether there is anything; a folder that can't be looked into is no answer."""
+    try:
+        os.lstat(path)
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise store_error(path, error) from error
+    return True
+
+
+def _create(state: str, path: str) -> None:
+    """Make an empty store beside its place and link it there: others see all or nothing."""
+    temporary = f"{path}.new-{os.getpid()}"
+    if os.path.lexists(f"{path}-wal"):  # SQLite would play it into the new file
+        raise store_error(path, OSError(f"{path}-wal is there without it"))
+    try:
+        os.makedirs(state, mode=0o700, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # of a process killed right here
+            os.unlink(temporary)
+        os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+        try:
+            with contextlib.closing(sqlite3.connect(temporary)) as connection:
+                connection.execute("PRAGMA journal_mode = WAL")
+                connection.executescript(_SCHEMA)
+            with contextlib.suppress(FileExistsError):  # another process was first
+                os.link(temporary, path)
+        finally:
+            os.unlink(temporary)
+        folder = os.open(state, os.O_RDONLY)
+        os.fsync(folder)
+        os.close(folder)
+    except (OSError, sqlite3.Error) as error:
+        raise store_error(path, error) from error
+
+
+def _wrong_version(path: str, version: int) -> StoreError:
+    if version > SCHEMA_VERSION:
+        return StoreError(
+            f"store {path} has format {version}, newer than this program's {SCHEMA_VERSION}",
+            "install the vgpu-hook that wrote it, or newer",
+        )
+    return StoreError(
+        f"store {path} has no known format (version {version})",
+        "see `vgpu-hook store check`; `vgpu-hook store set-aside` starts a new one",
+    )
