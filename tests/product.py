@@ -100,7 +100,7 @@ class Product:
     # -- looking, past the product's own code -------------------------------------------
 
     def rows(self, columns: str = "domain_name, slot, state") -> list[tuple[Any, ...]]:
-        return self.query(f"SELECT {columns} FROM assignment ORDER BY generation")  # noqa: S608
+        return self.query(f"SELECT {columns} FROM assignment ORDER BY generation")
 
     def query(self, statement: str) -> list[tuple[Any, ...]]:
         if not (self.state / "store.db").exists():

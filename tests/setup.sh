@@ -5,11 +5,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-packages="build-essential debhelper dh-python e2fsprogs fuse3 git libvirt-clients
+packages="build-essential debhelper dh-python e2fsprogs git libvirt-clients
 libvirt-daemon-system lintian mmdebstrap openssh-client pybuild-plugin-pyproject
 python3-all python3-libvirt python3-lxml python3-pydantic python3-setuptools python3-structlog
 python3-venv qemu-system-x86 qemu-utils shellcheck"
-from_pypi="pytest>=8,<10 hypothesis>=6,<7 mypy>=1.10,<3 ruff>=0.6,<1 mfusepy>=3,<4"
+from_pypi="pytest>=8,<10 pytest-xdist>=3,<4 hypothesis>=6,<7 mypy>=1.10,<3 ruff>=0.6,<1"
 from_pypi_2="pytest>=8,<10 hypothesis>=6,<7 lxml>=5 pydantic>=2,<3 structlog>=24"
 
 missing=""

@@ -64,8 +64,6 @@ def settings(text: str, path: str) -> Settings:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
         raise config.error(path, f"{key}: {first['msg']}") from None
-    except TypeError as error:  # a key that is no keyword, such as ""
-        raise config.error(path, error) from None
     paths = file.paths
     for key in Paths.__annotations__:
         if not getattr(paths, key).startswith("/"):

@@ -172,7 +172,11 @@ class Creation:
         self, wanted: Wanted, parents: tuple[Parent, ...], failures: dict[str, list[str]]
     ) -> NoReturn:
         """Raise the refusal for lack of room, with what exists and what was tried."""
-        cause = placement.why_not(parents, wanted.request.profile, wanted.request.gpu)
-        tried = "; ".join(dict.fromkeys(text for texts in failures.values() for text in texts))
-        text = f"{cause.message} (tried: {tried})" if tried else cause.message
+        request = wanted.request
+        cause = placement.why_not(parents, request.profile, request.gpu)
+        text = cause.message
+        room = placement.candidates(parents, request.profile, request.gpu)
+        if failures and placement.order(room, self._policy):
+            tried = "; ".join(dict.fromkeys(text for texts in failures.values() for text in texts))
+            text = f"no vGPU of profile {request.profile!r} could be made: {tried}"
         raise wanted.refused(text, cause.hint)

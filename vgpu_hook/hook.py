@@ -93,9 +93,8 @@ def _serve(operation: str, xml: bytes) -> None:
 def _work(operation: str, subject: Domain, settings: Settings) -> None:
     """Run the rules. In a child: whatever hangs here is given up on."""
     deadline = Deadline(settings.hook_deadline * WORK_SHARE)
-    starts = operation == START and bool(subject.request)
     opened = store_file.open_store(
-        settings.state, operation, wait=settings.hook_deadline / 4, create=starts
+        settings.state, operation, wait=settings.hook_deadline / 4, create=operation == START
     )
     if opened is None:  # no store: nothing was ever assigned
         return
