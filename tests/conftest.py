@@ -9,7 +9,7 @@ import pytest
 from tests.product import Product
 from tests.simhost import SimHost
 
-pytest_plugins = ["tests.simhost.plugin"]
+pytest_plugins = ["tests.simhost.plugin", "tests.testbed.plugin"]
 
 
 @pytest.fixture

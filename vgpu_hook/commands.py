@@ -299,7 +299,7 @@ def _only_slot(subject: Domain) -> list[str]:
 
 def _uuids(name: str, opened: Store | None) -> list[str]:
     """Return the UUIDs that a domain's name, or UUID, stands for in the store."""
-    return [name.lower(), *(opened.uuids_of_name(name) if opened is not None else [])]
+    return [name.lower(), *(opened.domains.uuids_of_name(name) if opened is not None else [])]
 
 
 def _refuse_if_active(arguments: argparse.Namespace) -> None:

@@ -52,7 +52,7 @@ class Lifecycle:
             return []
         taking = Deadline(self._deadline.remaining() * TAKING_SHARE)
         with self._locked(domain.uuid, taking):
-            self._store.note_name(domain.uuid, domain.name)
+            self._store.domains.note_name(domain.uuid, domain.name)
             self._refuse_if_deleting(domain)
             self._release_stale(domain, taking)
             creation = Creation(
@@ -81,7 +81,7 @@ class Lifecycle:
 
     def _refuse_if_deleting(self, domain: Domain) -> None:
         """R10: nobody starts a domain that is being deleted."""
-        since = self._store.deleting_since(domain.uuid)
+        since = self._store.domains.deleting_since(domain.uuid)
         if since is not None:
             name = admission.name_argument(domain.name)
             raise Refused(

@@ -75,7 +75,7 @@ def explanation(lifecycle: Lifecycle, store: Store, subject: str, uuids: list[st
         history += [entry for entry in store.history(domain_uuid) if entry not in history]
     return {
         "subject": subject,
-        "deleting_since": next(filter(None, map(store.deleting_since, uuids)), None),
+        "deleting_since": next(filter(None, map(store.domains.deleting_since, uuids)), None),
         "assignments": [
             {**value, "guard": _guard(lifecycle, row)}
             for row, value in zip(rows, assignments(rows), strict=True)

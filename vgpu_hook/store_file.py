@@ -14,8 +14,9 @@ import sqlite3
 import stat
 import time
 
+from vgpu_hook.database import Database, store_error
 from vgpu_hook.model import STATES, StoreError
-from vgpu_hook.store import Store, store_error
+from vgpu_hook.store import Store
 
 SCHEMA_VERSION = 1
 FILE = "store.db"
@@ -25,8 +26,22 @@ _SCHEMA = f"""
 CREATE TABLE domain (
     uuid TEXT PRIMARY KEY,
     name TEXT NOT NULL,
-    deleting_since TEXT
+    deleting_since TEXT,
+    volumes TEXT NOT NULL DEFAULT ''
 ) STRICT;
+CREATE TABLE request (
+    domain_uuid TEXT NOT NULL,
+    slot TEXT NOT NULL,
+    device TEXT NOT NULL,
+    profile TEXT NOT NULL,
+    gpu TEXT,
+    fork TEXT NOT NULL,
+    display TEXT,
+    ramfb TEXT,
+    params TEXT,
+    PRIMARY KEY (domain_uuid, slot)
+) STRICT;
+CREATE INDEX request_of_device ON request (device);
 CREATE TABLE assignment (
     generation INTEGER PRIMARY KEY AUTOINCREMENT,
     domain_uuid TEXT NOT NULL,
@@ -90,7 +105,7 @@ def open_store(state: str, operation: str, *, wait: float, create: bool = True) 
     except StoreError:
         connection.close()
         raise
-    return Store(connection, path, operation)
+    return Store(Database(connection, path), operation)
 
 
 def check(state: str) -> list[str]:

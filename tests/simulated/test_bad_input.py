@@ -29,7 +29,7 @@ def test_r14_i10_no_request_no_output_whatever_is_broken(product: Product, opera
 
 @pytest.mark.parametrize("count", range(6))
 @pytest.mark.parametrize("xml", [b"", A, b"<broken", b"\x00\xff\xfe"], ids=repr)
-def test_any_number_of_arguments(product: Product, count: int, xml: bytes) -> None:
+def test_i4_i5_any_number_of_arguments(product: Product, count: int, xml: bytes) -> None:
     arguments = ["a", "stopped", "end", "-", "more"][:count]
     assert product.hook_argv(arguments, xml) == (0, "", "")
 

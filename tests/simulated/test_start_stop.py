@@ -30,7 +30,7 @@ def test_r1_r2_stopped_has_released_and_persisted_before_it_answers(product: Pro
     assert product.events()[-1] == "released"
 
 
-def test_r3_r4_a_failed_release_is_retained_and_tried_again(product: Product) -> None:
+def test_r3_r4_i6_a_failed_release_is_retained_and_tried_again(product: Product) -> None:
     product.hook("a", "prepare", A)
     product.sim.fault("write", "sys/*/remove", "EIO", times=1)
     assert product.hook("a", "stopped", A) == (0, "", "")
@@ -77,7 +77,7 @@ def test_r6_a_device_in_use_is_kept(product: Product) -> None:
     assert product.rows() == []
 
 
-def test_r6_unreadable_handles_count_as_in_use(product: Product) -> None:
+def test_r6_i2_unreadable_handles_count_as_in_use(product: Product) -> None:
     product.hook("a", "prepare", A)
     product.sim.add_process(77, "other", "/dev/null")
     product.sim.fault("read", "proc/77/fd", "EACCES")
@@ -94,7 +94,7 @@ def test_r6_a_device_that_is_not_what_was_made_is_kept(product: Product) -> None
     assert "it is mtty-1 on mtty, not mtty-2" in product.rows("reason")[0][0]
 
 
-def test_r8_a_fork_is_refused_and_its_parent_untouched(product: Product) -> None:
+def test_r8_i1_a_fork_is_refused_and_its_parent_untouched(product: Product) -> None:
     clone = domain_xml("clone", {"0": "mtty-1"}, hostdevs=[hostdev(DEVICE)])
     product.hook("a", "prepare", A)
     pid = product.sim.hold(DEVICE)
@@ -113,7 +113,7 @@ def test_r8_a_fork_is_refused_and_its_parent_untouched(product: Product) -> None
     product.sim.drop(pid)
 
 
-def test_r8_a_fork_without_its_request_is_refused_too(product: Product) -> None:
+def test_r8_i1_a_fork_without_its_request_is_refused_too(product: Product) -> None:
     clone = domain_xml("clone", hostdevs=[hostdev(DEVICE)])
     product.hook("a", "prepare", A)
     answer = product.hook("clone", "prepare", clone)

@@ -12,7 +12,9 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"model", "__init__"},
-    {"bounded", "sysfs", "domain", "store", "log", "admission"},
+    {"bounded", "sysfs", "domain", "database", "log", "admission"},
+    {"store_domains"},
+    {"store"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
     {"guard", "frameworks.mdev"},
     {"host"},

@@ -1,0 +1,51 @@
+# Two commands do all set-up on a fresh Debian 12 machine, as root: `make demo`, `make test`.
+SHELL := /bin/sh
+PYTHON := .venv/bin/python
+PYTEST := $(PYTHON) -m pytest
+SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run
+
+.PHONY: help demo test check lint unit simulated libvirt testhost bench deb setup clean
+
+help:  ## Show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+
+demo: setup  ## Show the main job on a real kernel, in a VM
+	$(PYTHON) -m tests.testbed.demo
+
+test: check libvirt testhost  ## Everything that CI runs
+
+check: lint unit simulated  ## The fast part: lint, types, unit tests, simulated host
+
+lint: setup
+	$(PYTHON) -m ruff check .
+	$(PYTHON) -m ruff format --check .
+	$(PYTHON) -m mypy
+	shellcheck $(SCRIPTS)
+
+unit: setup
+	$(PYTEST) tests/unit
+	@echo "again with the newest libraries of PyPI (pydantic 2):"
+	.venv2/bin/python -m pytest -p no:cacheprovider tests/unit/test_config.py \
+		tests/unit/test_domain.py tests/unit/test_placement.py
+
+simulated: setup
+	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated
+
+libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its own
+	$(PYTEST) tests/libvirt
+
+testhost: setup  ## Tests on a real kernel, in a VM
+	$(PYTEST) tests/testhost
+
+bench: setup  ## Figures: what the hook costs (medians and spread)
+	$(PYTHON) -m tests.bench
+
+deb: setup  ## Build the Debian package into dist/
+	mkdir -p dist
+	packaging/deb/build.sh dist
+
+setup:
+	@sh tests/setup.sh
+
+clean:  ## Remove what was built here; the test host's cache stays
+	rm -rf .venv .venv2 dist build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,67 @@
+"""A connection to the sidecar store's file: statements and transactions, errors as StoreError.
+
+Knows nothing of what is stored (store.py, store_domains.py) nor of the file (store_file.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from vgpu_hook.model import StoreError
+
+
+class Database:
+    """An open SQLite connection, in autocommit mode but for `transaction`."""
+
+    def __init__(self, connection: sqlite3.Connection, path: str) -> None:
+        self._connection = connection
+        self.path = path
+
+    def close(self) -> None:
+        """Close the file."""
+        self._connection.close()
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """An exclusive write transaction; all or nothing."""
+        self.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self.execute("COMMIT")
+        except BaseException:
+            with contextlib.suppress(sqlite3.Error):
+                self._connection.execute("ROLLBACK")
+            raise
+
+    def execute(self, statement: str, values: tuple[Any, ...] = ()) -> sqlite3.Cursor:
+        """Run one statement. Raises StoreError."""
+        try:
+            return self._connection.execute(statement, values)
+        except sqlite3.IntegrityError as error:
+            raise StoreError(
+                f"{self.path}: {error}: that device or slot already has an assignment",
+                "run: vgpu-hook status",
+            ) from error
+        except sqlite3.Error as error:
+            raise store_error(self.path, error) from error
+
+
+def now() -> str:
+    """Return the time in UTC, ISO 8601 with milliseconds."""
+    seconds = time.time()
+    whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
+    return f"{whole}.{int(seconds * 1000) % 1000:03}Z"
+
+
+def store_error(path: str, error: Exception) -> StoreError:
+    """Return the StoreError for what SQLite or the file system said."""
+    if "locked" in str(error):
+        return StoreError(f"store {path} is busy: {error}", "try again")
+    return StoreError(
+        f"store {path} can't be used: {error}",
+        "see `vgpu-hook store check`; `vgpu-hook store set-aside` starts a new one",
+    )
