@@ -6,6 +6,7 @@ Exit status: 0 done, 1 not done (with `error: ` and the reason on stderr), 2 wro
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import sys
 
@@ -37,40 +38,72 @@ def parser() -> argparse.ArgumentParser:
     attach.add_argument("--ramfb", choices=("on", "off"), help="hostdev attribute")
     attach.add_argument("--params", help="NVIDIA vgpu_params, e.g. frame_rate_limiter=0")
 
+    attach.add_argument("--live", action="store_true", help="plug it into the running VM, too")
+
     detach = _add(commands, "detach", "take a vGPU out of a domain's definition")
     _connect(detach)
     detach.add_argument("domain", metavar="DOMAIN", help="name or UUID")
     detach.add_argument("--slot", help="which, if the domain has several")
 
-    _format(_add(commands, "status", "show GPUs, their vGPUs, who has them, what is retained"))
-    _format(_add(commands, "profiles", "show which profiles fit where, now"))
+    detach.add_argument("--live", action="store_true", help="take it from the running VM, too")
+
+    _format(
+        _add(
+            commands, "status", "show GPUs, their vGPUs, who has them, what is retained", show=True
+        )
+    )
+    _format(_add(commands, "profiles", "show which profiles fit where, now", show=True))
 
     release = _add(commands, "release", "release what a stopped domain still has on record")
     _connect(release)
     release.add_argument("domain", metavar="DOMAIN", help="name or UUID")
 
+    reconcile = _add(
+        commands, "reconcile", "release what is orphaned and proved ours; report all else"
+    )
+    _connect(reconcile)
+    reconcile.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    _format(reconcile)
+
+    delete = _add(commands, "delete", "delete a domain; a deletion that was stopped goes on")
+    _connect(delete)
+    delete.add_argument("domain", metavar="DOMAIN", help="name or UUID")
+    delete.add_argument(
+        "--remove-storage", action="store_true", help="and its volumes, if they are in a pool"
+    )
+
+    _add(commands, "boot-gate", "run the boot commands and wait for the profiles domains ask for")
+
     render = _add(commands, "render", "print a domain XML with its hostdevs put in")
     render.add_argument("file", metavar="FILE.xml", help="- for stdin")
 
-    explain = _add(commands, "explain", "show the history, and whether it could be released now")
+    explain = _add(
+        commands, "explain", "show the history, and whether it could be released now", show=True
+    )
     explain.add_argument("subject", metavar="DOMAIN|DEVICE", help="name or UUID")
     _format(explain)
 
     store = _add(commands, "store", "check the store of assignments, or set it aside")
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add(actions, "check", "check the store", "store_check")
-    _add(actions, "set-aside", "move the store away; a new one is begun", "store_set_aside")
+    _add(actions, "check", "check the store", "store_check", show=True)
+    _add(
+        actions,
+        "set-aside",
+        "move the store away; a new one is begun",
+        "store_set_aside",
+        show=True,
+    )
     return top
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
     parsed = parser().parse_args(arguments)
-    # Only now: `--help` and wrong usage need neither libvirt nor lxml.
-    from vgpu_hook import commands
-
+    # Imported only now: `--help` and wrong usage need neither libvirt nor lxml, and what shows
+    # something needs no libvirt.
     try:
-        status: int = getattr(commands, parsed.action)(parsed)
+        actions = importlib.import_module("vgpu_hook.show" if parsed.show else "vgpu_hook.commands")
+        status: int = getattr(actions, parsed.action)(parsed)
         sys.stdout.flush()
         return status
     except VgpuError as error:
@@ -87,9 +120,11 @@ def _add(
     name: str,
     text: str,
     action: str = "",
+    *,
+    show: bool = False,
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    command.set_defaults(action=action or name)
+    command.set_defaults(action=action or name.replace("-", "_"), show=show)
     return command
 
 

@@ -1,4 +1,4 @@
-"""What each command does. The parser is cli.py's; the rules are lifecycle's.
+"""The commands that do something. The parser is cli.py's; the rules are lifecycle's.
 
 Each function takes the parsed arguments and returns the exit status; errors are raised as
 VgpuError and turned into a sentence by cli.main.
@@ -9,55 +9,49 @@ from __future__ import annotations
 import argparse
 import sys
 
-from vgpu_hook import admission, config, domain, log, placement, report, store_file
-from vgpu_hook.bounded import Deadline
-from vgpu_hook.config import Settings
-from vgpu_hook.host import Host
-from vgpu_hook.libvirtd import Libvirt, NoDomain
-from vgpu_hook.lifecycle import Context, Lifecycle
-from vgpu_hook.model import (
-    Domain,
-    Hostdev,
-    Parent,
-    StoreError,
-    VgpuError,
-    VgpuRequest,
-    derive_device_uuid,
+from vgpu_hook import (
+    admission,
+    bootgate,
+    config,
+    context,
+    definitions,
+    domain,
+    hotplug,
+    placement,
 )
-from vgpu_hook.store import Store
+from vgpu_hook.deletion import Deletion
+from vgpu_hook.libvirtd import Known, Libvirt, NoDomain
+from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest
+from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.tables import as_json, table
 
 
 def attach(arguments: argparse.Namespace) -> int:
-    """Write the request and the hostdev into the domain's persistent definition."""
-    parents = _parents(config.load())
+    """Write the request and the hostdev into the persistent definition, and plug it in if live."""
+    settings = config.load()
+    parents = context.parents(settings)
     libvirt = Libvirt(arguments.connect)
     found = libvirt.find(arguments.domain)
-    done: list[VgpuRequest] = []
+    request = _request(arguments, domain.parse(libvirt.definition(found)))
 
     def change(text: bytes) -> bytes:
-        subject = domain.parse(text)
-        request = domain.check_request(
-            VgpuRequest(
-                arguments.slot or _free_slot(subject),
-                arguments.profile,
-                arguments.gpu,
-                arguments.fork,
-                arguments.display,
-                arguments.ramfb,
-                arguments.params,
-            ),
-            subject.name,
-        )
-        done.append(request)
-        return domain.attach(text, request, _hostdev(subject, request, parents))
+        hostdev = _hostdev(domain.parse(text), request, parents)
+        if domain.is_attached(text, request, hostdev):
+            return text
+        return domain.attach(text, request, hostdev)
 
-    changed = libvirt.edit(found, change)
-    request = done[-1]
+    if arguments.live:
+        hostdev = _hostdev(domain.parse(libvirt.definition(found)), request, parents)
+        lifecycle = context.lifecycle(settings, context.store(settings), "attach")
+        hotplug.plug(libvirt, found, lifecycle, request, hostdev)
+    if not arguments.live or libvirt.call(found, found.isPersistent):
+        libvirt.edit(found, change)
     _note_capacity(request, parents)
-    when = " It gets it at its next start." if libvirt.is_active(found) else ""
-    verb = "attached" if changed else "is already attached"
-    print(f"vGPU {request.profile!r} {verb} to domain {found.name()!r}, slot {request.slot}.{when}")
+    later = not arguments.live and libvirt.is_active(found)
+    when = " It gets it at its next start." if later else ""
+    print(
+        f"vGPU {request.profile!r} attached to domain {found.name()!r}, slot {request.slot}.{when}"
+    )
     return 0
 
 
@@ -77,9 +71,22 @@ def detach(arguments: argparse.Namespace) -> int:
             )
         return domain.detach(text, slots[0])
 
-    libvirt.edit(found, change)
-    when = " It keeps it until it stops." if libvirt.is_active(found) else ""
-    print(f"vGPU detached from domain {found.name()!r}, slot {slots[0]}.{when}")
+    if arguments.live:
+        slots[:] = [arguments.slot or _only_slot(hotplug.live(libvirt, found))[0]]
+        settings = config.load()
+        lifecycle = context.lifecycle(settings, context.store(settings), "detach")
+        arguments.slot = slots[0]
+        gone = hotplug.unplug(libvirt, found, lifecycle, slots[0])
+    else:
+        gone = not libvirt.is_active(found)
+    if not arguments.live or libvirt.call(found, found.isPersistent):
+        libvirt.edit(found, change)
+    when = (
+        " It goes when the guest lets go of it."
+        if arguments.live
+        else " It keeps it until it stops."
+    )
+    print(f"vGPU detached from domain {found.name()!r}, slot {slots[0]}.{'' if gone else when}")
     return 0
 
 
@@ -100,84 +107,25 @@ def render(arguments: argparse.Namespace) -> int:
             f"{arguments.file}: domain {subject.name!r} asks for no vGPU",
             "see `How to ask for a vGPU` in the README",
         )
-    parents = _parents(config.load())
+    parents = context.parents(config.load())
     for request in subject.request:
         text = domain.attach(text, request, _hostdev(subject, request, parents))
     sys.stdout.write(text.decode())
     return 0
 
 
-def status(arguments: argparse.Namespace) -> int:
-    """Show GPUs, what they hold, who has it, what is retained and why."""
-    settings = config.load()
-    parents = _parents(settings)
-    problem = ""
-    rows = []
-    try:
-        if (opened := _open(settings)) is not None:
-            rows = opened.all()
-    except StoreError as error:
-        problem = str(error)
-    gpus = report.gpus(parents, rows)
-    if arguments.format == "json":
-        value = {"gpus": gpus, "assignments": report.assignments(rows), "problem": problem or None}
-        print(as_json(value))
-    else:
-        lines = [
-            (gpu["gpu"], parent["name"], device["device"], device["domain"] or "(not ours)")
-            for gpu in gpus
-            for parent in gpu["parents"]
-            for device in parent["devices"] or [{"device": "", "domain": "-"}]
-        ]
-        print(table(("GPU", "Parent", "vGPU", "Domain"), lines))
-        titles = ("Domain", "Slot", "Profile", "vGPU", "State", "Reason")
-        if rows:
-            print(
-                table(
-                    titles,
-                    [(r.domain_name, r.slot, r.profile, r.device, r.state, r.reason) for r in rows],
-                )
-            )
-        for parent in parents:
-            if parent.problem:
-                print(f"warning: {parent.name} is left out: {parent.problem}", file=sys.stderr)
-    if problem:
-        print(f"error: {problem}", file=sys.stderr)
-    return 1 if problem else 0
-
-
-def profiles(arguments: argparse.Namespace) -> int:
-    """Show which profiles fit where, now."""
-    found = report.profiles(_parents(config.load()))
-    if arguments.format == "json":
-        print(as_json({"profiles": found}))
-    else:
-        titles = ("Profile", "Name", "GPU", "Free", "In use", "Why none is free")
-        keys = ("id", "name", "gpu", "free", "in_use", "why_none")
-        print(
-            table(
-                titles,
-                [
-                    [entry[key] or "" if key == "why_none" else entry[key] for key in keys]
-                    for entry in found
-                ],
-            )
-        )
-    return 0
-
-
 def release(arguments: argparse.Namespace) -> int:
     """Release what a stopped domain still has on record."""
     settings = config.load()
-    opened = _open(settings)
-    uuids = _uuids(arguments.domain, opened)
+    opened = context.existing_store(settings)
+    uuids = context.uuids(arguments.domain, opened)
     # Read before libvirt is asked: what a start makes meanwhile has another generation (R12).
     rows = [row for uuid in uuids for row in (opened.of_domain(uuid) if opened else [])]
     _refuse_if_active(arguments)
     if opened is None or not rows:
         print(f"Domain {arguments.domain!r} has no vGPU on record.")
         return 0
-    lifecycle = _lifecycle(settings, opened, "release command")
+    lifecycle = context.lifecycle(settings, opened, "release command")
     left = []
     for uuid in uuids:
         left += lifecycle.release_all(uuid, frozenset(row.generation for row in rows))
@@ -187,74 +135,64 @@ def release(arguments: argparse.Namespace) -> int:
     return 1 if left else 0
 
 
-def explain(arguments: argparse.Namespace) -> int:
-    """Show the recorded history, and the guard's present answer, fact by fact."""
+def reconcile(arguments: argparse.Namespace) -> int:
+    """Compare store, kernel and libvirt; release what is orphaned and proved ours."""
     settings = config.load()
-    opened = _open(settings)
-    if opened is None:
-        raise VgpuError("nothing has been recorded yet", "start a domain that asks for a vGPU")
-    lifecycle = _lifecycle(settings, opened, "explain")
-    subject = arguments.subject
-    value = report.explanation(lifecycle, opened, subject.lower(), _uuids(subject, opened))
-    value["subject"] = subject
+    opened = context.store(settings)
+
+    def ask_libvirt() -> dict[str, Known] | None:
+        try:
+            return Libvirt(arguments.connect).domains()
+        except VgpuError as error:
+            print(f"warning: {error}", file=sys.stderr)
+            return None
+
+    found = Reconciler(
+        opened,
+        lambda: context.lifecycle(settings, opened, "reconcile command"),
+        ask_libvirt,
+        dry_run=arguments.dry_run,
+    ).run()
     if arguments.format == "json":
-        print(as_json(value))
-        return 0
-    if not value["assignments"] and not value["history"]:
-        raise VgpuError(f"nothing is on record of {subject!r}", "run: vgpu-hook status")
-    if value["deleting_since"]:
-        print(f"The domain is being deleted since {value['deleting_since']}.\n")
-    for row in value["assignments"]:
-        guard = row["guard"]
-        print(
-            f"vGPU {row['device']} ({row['type']} on {row['parent']}), slot {row['slot']} of"
-            f" domain {row['domain_name']!r}: {row['state']}"
-            + (f", because {row['reason']}" if row.get("reason") else "")
-        )
-        print(f"If it were to be released now, the guard would say: {guard['action']}")
-        for fact in guard["facts"]:
-            print(f"  {'+' if fact['good'] else '!'} {fact['text']}")
-        print()
-    titles = ("Time (UTC)", "By", "Event", "Domain", "Slot", "vGPU", "Detail")
-    keys = ("at", "operation", "event", "domain_name", "slot", "device", "detail")
-    print(table(titles, [[entry[key] for key in keys] for entry in value["history"]]))
-    return 0
-
-
-def store_check(arguments: argparse.Namespace) -> int:
-    """Check the sidecar store."""
-    settings = config.load()
-    found = store_file.check(settings.state)
-    for line in found:
-        print(f"error: {line}", file=sys.stderr)
-    print(f"Store in {settings.state}: {'damaged' if found else 'no fault found'}.")
-    return 1 if found else 0
-
-
-def store_set_aside(arguments: argparse.Namespace) -> int:
-    """Move the store out of the way, so that a new one is begun."""
-    settings = config.load()
-    target = store_file.set_aside(settings.state)
-    if target is None:
-        print(f"There is no store in {settings.state}.")
+        print(as_json({"findings": [finding._asdict() for finding in found]}))
     else:
-        print(f"The store is now {target}. vGPUs that were on record there are not released.")
+        print(table(("vGPU", "Domain", "Action", "Reason"), found))
     return 0
 
 
-def _parents(settings: Settings) -> tuple[Parent, ...]:
-    host = Host(settings, settings.roots.boot_id())
-    return host.parents(Deadline(settings.hook_deadline))
+def delete(arguments: argparse.Namespace) -> int:
+    """Delete a domain in the order that loses no vGPU; go on with a deletion that was stopped."""
+    settings = config.load()
+    opened = context.store(settings)
+    lifecycle = context.lifecycle(settings, opened, "delete")
+
+    def say(text: str) -> None:
+        print(text, flush=True)
+
+    deletion = Deletion(Libvirt(arguments.connect), opened, lifecycle, say)
+    deletion.run(arguments.domain, remove_storage=arguments.remove_storage)
+    return 0
 
 
-def _open(settings: Settings) -> Store | None:
-    return store_file.open_store(settings.state, "command", wait=5, create=False)
+def boot_gate(arguments: argparse.Namespace) -> int:
+    """Hold the autostart of VMs until what they ask for is there, for a bounded time."""
+    settings = config.load()
+    opened = context.existing_store(settings)
+    requests = opened.domains.all_requests() if opened is not None else []
+    return 0 if bootgate.run(settings, requests, print) else 1
 
 
-def _lifecycle(settings: Settings, opened: Store, operation: str) -> Lifecycle:
-    host = Host(settings, settings.roots.boot_id())
-    events = log.for_command(settings.roots.journal, operation)
-    return Lifecycle(Context(settings, host, opened, events, Deadline(settings.hook_deadline)))
+def _request(arguments: argparse.Namespace, subject: Domain) -> VgpuRequest:
+    request = VgpuRequest(
+        arguments.slot or _free_slot(subject),
+        arguments.profile,
+        arguments.gpu,
+        arguments.fork,
+        arguments.display,
+        arguments.ramfb,
+        arguments.params,
+    )
+    return domain.check_request(request, subject.name)
 
 
 def _hostdev(subject: Domain, request: VgpuRequest, parents: tuple[Parent, ...]) -> Hostdev:
@@ -262,8 +200,7 @@ def _hostdev(subject: Domain, request: VgpuRequest, parents: tuple[Parent, ...])
     offers = placement.candidates(parents, request.profile, request.gpu)
     if not offers:
         raise placement.why_not(parents, request.profile, request.gpu)
-    device = derive_device_uuid(subject.uuid, request.slot)
-    return Hostdev("mdev", device, request.slot, offers[0].type.device_api)
+    return definitions.own_hostdev(subject, request, offers[0].type.device_api)
 
 
 def _note_capacity(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
@@ -295,11 +232,6 @@ def _only_slot(subject: Domain) -> list[str]:
         f"domain {subject.name!r} has several vGPUs: slots {', '.join(slots)}",
         f"run: vgpu-hook detach --slot {slots[0]} {name}",
     )
-
-
-def _uuids(name: str, opened: Store | None) -> list[str]:
-    """Return the UUIDs that a domain's name, or UUID, stands for in the store."""
-    return [name.lower(), *(opened.domains.uuids_of_name(name) if opened is not None else [])]
 
 
 def _refuse_if_active(arguments: argparse.Namespace) -> None:

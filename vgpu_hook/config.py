@@ -30,6 +30,10 @@ class Settings(NamedTuple):
     placement: str = "spread"
     hook_deadline: float = 30.0
     unused_gpus: frozenset[str] = frozenset()
+    uri: str = "qemu:///system"
+    reconcile_interval: float = 60.0
+    boot_commands: tuple[tuple[str, ...], ...] = ()
+    boot_timeout: float = 120.0
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:

@@ -45,12 +45,28 @@ class Gpu(BaseModel, extra="forbid"):
     use: bool = True
 
 
+class Daemon(BaseModel, extra="forbid"):
+    """[daemon]: which libvirt vgpu-hookd follows, and how often it looks for orphans (seconds)."""
+
+    libvirt: str = "qemu:///system"
+    reconcile: float = Field(default=60.0, ge=1, le=86400)
+
+
+class Boot(BaseModel, extra="forbid"):
+    """[boot]: what is run and waited for (seconds) before VMs are started at boot."""
+
+    commands: list[list[str]] = []
+    timeout: float = Field(default=120.0, ge=1, le=3600)
+
+
 class File(BaseModel, extra="forbid"):
     """The whole file."""
 
     paths: Paths = Paths()
     policy: Policy = Policy()
     deadlines: Deadlines = Field(default_factory=Deadlines)
+    daemon: Daemon = Field(default_factory=Daemon)
+    boot: Boot = Field(default_factory=Boot)
     gpu: dict[str, Gpu] = {}
 
 
@@ -75,4 +91,8 @@ def settings(text: str, path: str) -> Settings:
         placement=file.policy.placement,
         hook_deadline=file.deadlines.hook,
         unused_gpus=frozenset(name.casefold() for name, gpu in file.gpu.items() if not gpu.use),
+        uri=file.daemon.libvirt,
+        reconcile_interval=file.daemon.reconcile,
+        boot_commands=tuple(tuple(command) for command in file.boot.commands),
+        boot_timeout=file.boot.timeout,
     )

@@ -17,7 +17,6 @@ from vgpu_hook.bounded import Deadline
 from vgpu_hook.host import Host
 from vgpu_hook.model import (
     ASSIGNED,
-    CREATING,
     Assignment,
     Domain,
     Found,
@@ -27,6 +26,7 @@ from vgpu_hook.model import (
     VgpuError,
     VgpuRequest,
     derive_device_uuid,
+    new_assignment,
 )
 from vgpu_hook.placement import Candidate
 from vgpu_hook.store import Store
@@ -152,20 +152,14 @@ class Creation:
         return self._store.adopt(row, f"{found.type} on {found.parent} was there already")
 
     def _row(self, wanted: Wanted, candidate: Candidate) -> Assignment:
-        return Assignment(
-            generation=0,
-            domain_uuid=wanted.domain.uuid,
-            domain_name=wanted.domain.name,
-            slot=wanted.request.slot,
-            framework=candidate.parent.framework,
-            device=wanted.device,
-            parent=candidate.parent.name,
-            type=candidate.type.id,
-            profile=wanted.request.profile,
-            state=CREATING,
-            boot_id=self._host.boot_id,
-            reason="",
-            changed="",
+        domain, request, _ = wanted
+        return new_assignment(
+            domain.uuid,
+            domain.name,
+            request,
+            candidate.parent,
+            candidate.type.id,
+            self._host.boot_id,
         )
 
     def _refuse(

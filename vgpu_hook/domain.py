@@ -46,6 +46,46 @@ def parse(text: bytes) -> Domain:
     return Domain(domain_uuid, name, _request(root, name), hostdevs)
 
 
+def is_ours(text: bytes) -> bool:
+    """Tell whether the XML may hold a request or a hostdev of ours, without parsing it."""
+    return NAMESPACE.encode() in text or ALIAS_PREFIX.encode() in text
+
+
+def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
+    """Tell whether the XML has exactly this request, and this hostdev for it."""
+    subject = parse(text)
+    if request not in subject.request or subject.hostdev(request.slot) != hostdev:
+        return False
+    (element,) = _of_slot(_root(text), request.slot)[:1]
+    return all(
+        element.get(attribute) == wanted
+        for attribute in ("display", "ramfb")
+        if (wanted := getattr(request, attribute)) is not None
+    )
+
+
+def hostdev_xml(request: VgpuRequest, hostdev: Hostdev) -> bytes:
+    """Return the <hostdev> alone, for hot-plug."""
+    data: bytes = etree.tostring(_hostdev_element(request, hostdev), encoding="UTF-8")
+    return data
+
+
+def detach_hostdev(text: bytes, slot: str) -> bytes:
+    """Take the slot's hostdev out of the XML, and leave its request, if there is one."""
+    root = _root(text)
+    for element in _of_slot(root, slot):
+        _remove(element)
+    return _text(root)
+
+
+def volume_paths(text: bytes) -> list[str]:
+    """Return the paths of the domain's writable disks that are files or block devices."""
+    disks = [disk for disk in _root(text).iterfind("devices/disk") if disk.find("readonly") is None]
+    sources = [disk.find("source") for disk in disks if disk.get("device", "disk") == "disk"]
+    paths = [s.get("file") or s.get("dev") for s in sources if s is not None]
+    return [path for path in paths if path]
+
+
 def ensure_uuid(text: bytes) -> bytes:
     """Return the XML with a random <uuid> if it has none (libvirt would add one too late)."""
     root = _root(text)

@@ -2,22 +2,27 @@
 
 hooks/qemu runs it for domains with a request, with libvirt's arguments (NAME OP SUBOP
 EXTRA) and the domain's XML on stdin. Exit status: 0, or REFUSED with one line on stderr
-for a start that must not go on. It never calls libvirt and answers within the deadline:
-all work is done in a child that can be given up on. Does not filter domains without a
-request quickly: hooks/qemu did that before.
+for a start that must not go on. It never calls libvirt and answers within the deadline. The
+daemon does the call if it is there (client.py); else this process does, through the same
+function. Does not filter domains without a request quickly: hooks/qemu did that before.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import time
+from collections.abc import Callable
 
-from vgpu_hook import bounded, config, domain, log, store_file
+from vgpu_hook import bounded, client, config, domain, log, store_file
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.config import Settings
 from vgpu_hook.host import Host
 from vgpu_hook.lifecycle import Context, Lifecycle
-from vgpu_hook.model import DeadlineExceeded, Domain, VgpuError
+from vgpu_hook.model import ConfigError, DeadlineExceeded, Domain, VgpuError
+
+Run = Callable[[str, Domain, Settings], None]
+"""Does an operation for a domain."""
 
 REFUSED = 10
 """hooks/qemu turns it into 1. Python's own failures exit with other numbers."""
@@ -34,32 +39,84 @@ LAST_WORDS = 0.1
 
 def main(arguments: list[str] | None = None, xml: bytes | None = None) -> int:
     """Serve one call of the hook; return its exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    name, operation = [*given, "", ""][:2]
-    if operation not in (START, *STOPS):
+    given = tuple(sys.argv[1:] if arguments is None else arguments)
+    if operation_of(given) not in (START, *STOPS):
         return 0
+    text = sys.stdin.buffer.read() if xml is None else xml
+    begun = time.monotonic()
+    status, stderr = _ask_daemon(given, text) or answer(
+        given, text, lambda *call: _in_child(*call, spent=time.monotonic() - begun)
+    )
+    if stderr:
+        print(stderr, file=sys.stderr)
+    return status
+
+
+def operation_of(arguments: tuple[str, ...]) -> str:
+    """Return libvirt's operation, or "" if there is none."""
+    return arguments[1] if len(arguments) > 1 else ""
+
+
+def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> tuple[int, str]:
+    """Return the exit status and the line for stderr of a call, which `run` does.
+
+    Refuses a start, with the reason for virsh; lets everything else go on (R3).
+    """
+    operation = operation_of(arguments)
     try:
-        _serve(operation, sys.stdin.buffer.read() if xml is None else xml)
+        _serve(operation, xml, run)
+        return 0, ""
     except VgpuError as error:
-        return _answer(operation, name, str(error))
+        text = str(error)
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
-        return _answer(operation, name, f"internal error: {type(error).__name__}: {error}")
-    return 0
+        text = f"internal error: {type(error).__name__}: {error}"
+    return _failure(operation, arguments[0], text)
 
 
-def _answer(operation: str, name: str, text: str) -> int:
-    """Refuse a start, with the reason for virsh; let everything else go on (R3)."""
+def work(operation: str, subject: Domain, settings: Settings, seconds: float = 0) -> None:
+    """Do what the operation asks for: the one function for the hook and for the daemon.
+
+    `seconds` is how long it may take; by default its share of the deadline.
+    """
+    deadline = Deadline(seconds or settings.hook_deadline * WORK_SHARE)
+    opened = store_file.open_store(
+        settings.state, operation, wait=settings.hook_deadline / 4, create=operation == START
+    )
+    if opened is None:  # no store: nothing was ever assigned
+        return
+    try:
+        host = Host(settings, settings.roots.boot_id())
+        events = log.JournalLog(settings.roots.journal, operation)
+        lifecycle = Lifecycle(Context(settings, host, opened, events, deadline))
+        if operation == START:
+            lifecycle.prepare(subject)
+        else:
+            lifecycle.release_all(subject.uuid)
+    finally:
+        opened.close()
+
+
+def _ask_daemon(arguments: tuple[str, ...], xml: bytes) -> tuple[int, str] | None:
+    """Have the daemon do the call; None if this process must."""
+    try:
+        settings = config.load()
+        return client.ask(settings.runtime, arguments, xml, Deadline(settings.hook_deadline))
+    except ConfigError:
+        return None
+    except DeadlineExceeded as error:
+        return _failure(operation_of(arguments), arguments[0], str(error))
+
+
+def _failure(operation: str, name: str, text: str) -> tuple[int, str]:
     if operation == START:
-        print(f"vgpu-hook: {text}", file=sys.stderr)
-        return REFUSED
+        return REFUSED, f"vgpu-hook: {text}"
     log.JournalLog(config.Settings().roots.journal, operation).event(
         "stop-failed", f"{operation} of domain {name!r}: {text}", level="error", domain_name=name
     )
-    return 0
+    return 0, ""
 
 
-def _serve(operation: str, xml: bytes) -> None:
-    """Do what the operation asks for, within the deadline."""
+def _serve(operation: str, xml: bytes, run: Run) -> None:
     subject = domain.parse(xml)
     if not subject.request and not any(hostdev.slot for hostdev in subject.hostdevs):
         return  # R14: not ours, whatever state we are in
@@ -68,14 +125,21 @@ def _serve(operation: str, xml: bytes) -> None:
         raise VgpuError(
             f"domain {subject.name!r} asks for a vGPU, which needs root", "use qemu:///system"
         )
-    deadline = Deadline(settings.hook_deadline)
+    run(operation, subject, settings)
+
+
+def _in_child(operation: str, subject: Domain, settings: Settings, *, spent: float) -> None:
+    """Run `work` in a child: whatever hangs there is given up on, and marked as retained."""
+    left = max(settings.hook_deadline - spent, settings.hook_deadline * LAST_WORDS)
+    deadline = Deadline(left)
     try:
         bounded.run(
-            _work,
+            work,
             operation,
             subject,
             settings,
-            deadline=deadline.capped(settings.hook_deadline * (1 - LAST_WORDS)),
+            left * WORK_SHARE,
+            deadline=deadline.capped(left * (1 - LAST_WORDS)),
             doing=f"{operation} of domain {subject.name!r}",
         )
     except DeadlineExceeded as error:
@@ -88,23 +152,6 @@ def _serve(operation: str, xml: bytes) -> None:
             doing="marking it in the store",
         )
         raise
-
-
-def _work(operation: str, subject: Domain, settings: Settings) -> None:
-    """Run the rules. In a child: whatever hangs here is given up on."""
-    deadline = Deadline(settings.hook_deadline * WORK_SHARE)
-    opened = store_file.open_store(
-        settings.state, operation, wait=settings.hook_deadline / 4, create=operation == START
-    )
-    if opened is None:  # no store: nothing was ever assigned
-        return
-    host = Host(settings, settings.roots.boot_id())
-    events = log.JournalLog(settings.roots.journal, operation)
-    lifecycle = Lifecycle(Context(settings, host, opened, events, deadline))
-    if operation == START:
-        lifecycle.prepare(subject)
-    else:
-        lifecycle.release_all(subject.uuid)
 
 
 def _retain_unfinished(subject: Domain, settings: Settings, reason: str) -> None:

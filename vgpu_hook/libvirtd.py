@@ -1,13 +1,13 @@
-"""libvirt as the commands need it: a domain's persistent definition, and whether it runs.
+"""libvirt as the commands and the daemon need it: definitions, and what runs.
 
-Never used by the hook, which would deadlock (facts A10), nor under a lock.
+Never used by the hook, which would deadlock (facts A10), nor under a lock of ours.
 """
 
 from __future__ import annotations
 
 import uuid
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import libvirt
 
@@ -21,6 +21,13 @@ class NoDomain(VgpuError):
     """libvirt has no domain of this name or UUID."""
 
 
+class Known(NamedTuple):
+    """What libvirt says of a domain."""
+
+    name: str
+    active: bool
+
+
 class Libvirt:
     """A connection to libvirtd or virtqemud."""
 
@@ -28,7 +35,7 @@ class Libvirt:
         libvirt.registerErrorHandler(lambda *_: None, None)  # else it prints every error too
         self.uri = uri
         try:
-            self._connection = libvirt.open(uri)
+            self.connection = libvirt.open(uri)
         except libvirt.libvirtError as error:
             raise VgpuError(
                 f"can't connect to libvirt at {uri}: {error.get_error_message()}",
@@ -37,9 +44,9 @@ class Libvirt:
 
     def find(self, domain: str) -> Any:
         """Return the domain of this name or UUID; raise NoDomain if there is none."""
-        lookups = [self._connection.lookupByName]
+        lookups = [self.connection.lookupByName]
         if _is_uuid(domain):
-            lookups.append(self._connection.lookupByUUIDString)
+            lookups.insert(0, self.connection.lookupByUUIDString)
         for lookup in lookups:
             try:
                 return lookup(domain)
@@ -48,12 +55,25 @@ class Libvirt:
                     raise failed(domain, error) from None
         raise NoDomain(f"no domain {domain!r} at {self.uri}", "run: virsh list --all")
 
+    def domains(self) -> dict[str, Known]:
+        """Return every domain by UUID. Waits for hooks that are at work."""
+        try:
+            # What starts between the two lists is in the second one.
+            found = {
+                d.UUIDString(): Known(d.name(), False) for d in self.connection.listAllDomains()
+            }
+            active = self.connection.listAllDomains(libvirt.VIR_CONNECT_LIST_DOMAINS_ACTIVE)
+        except libvirt.libvirtError as error:
+            raise VgpuError(f"libvirt: {error.get_error_message()}") from None
+        return found | {d.UUIDString(): Known(d.name(), True) for d in active}
+
     def is_active(self, domain: Any) -> bool:
         """Tell whether the domain runs, starts or stops: waits for a hook that is at work."""
-        try:
-            return bool(domain.isActive())
-        except libvirt.libvirtError as error:
-            raise failed(domain.name(), error) from None
+        return bool(self.call(domain, domain.isActive))
+
+    def definition(self, domain: Any) -> bytes:
+        """Return the persistent definition, or of a transient domain what runs."""
+        return str(self.call(domain, domain.XMLDesc, _WHOLE)).encode()
 
     def edit(self, domain: Any, change: Callable[[bytes], bytes]) -> bool:
         """Change the persistent definition; tell whether there was anything to change.
@@ -61,29 +81,37 @@ class Libvirt:
         If somebody else has changed it meanwhile, their change is kept and ours made anew.
         """
         name = domain.name()
-        flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
-        try:
-            if not domain.isPersistent():
-                raise VgpuError(
-                    f"domain {name!r} is transient: it has no definition to change",
-                    "put the hostdev in its XML before it is created: vgpu-hook render FILE",
-                )
-            for _ in range(TRIES):
-                before = domain.XMLDesc(flags)
-                after = change(before.encode())
-                if after.strip() == before.encode().strip():
-                    return False
-                if domain.XMLDesc(flags) == before:
-                    self._connection.defineXML(after.decode())
-                    return True
-        except libvirt.libvirtError as error:
-            raise failed(name, error) from None
+        if not self.call(domain, domain.isPersistent):
+            raise VgpuError(
+                f"domain {name!r} is transient: it has no definition to change",
+                "put the hostdev in its XML before it is created: vgpu-hook render FILE",
+            )
+        for _ in range(TRIES):
+            before = self.definition(domain)
+            after = change(before)
+            if after == before:
+                return False
+            if self.definition(domain) == before:
+                self.call(domain, self.connection.defineXML, after.decode())
+                return True
         raise VgpuError(f"domain {name!r} is being changed by somebody else", "try again")
+
+    def call(self, domain: Any, method: Callable[..., Any], *arguments: Any) -> Any:
+        """Return what libvirt answers; raise VgpuError that names the domain."""
+        try:
+            return method(*arguments)
+        except libvirt.libvirtError as error:
+            raise failed(domain.name(), error) from None
 
 
 def failed(name: str, error: libvirt.libvirtError) -> VgpuError:
     """Return what libvirt said of a domain as our error."""
+    if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:
+        return NoDomain(f"domain {name!r} is gone", "run: virsh list --all")
     return VgpuError(f"domain {name!r}: libvirt: {error.get_error_message()}")
+
+
+_WHOLE = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
 
 
 def _is_uuid(text: str) -> bool:

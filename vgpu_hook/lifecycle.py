@@ -17,7 +17,17 @@ from vgpu_hook.creation import Creation
 from vgpu_hook.host import Host
 from vgpu_hook.locks import domain_lock
 from vgpu_hook.log import Log
-from vgpu_hook.model import RELEASING, RETAINED, Assignment, Domain, Parent, Refused, VgpuError
+from vgpu_hook.model import (
+    RELEASING,
+    RETAINED,
+    Assignment,
+    Domain,
+    Parent,
+    Refused,
+    VgpuError,
+    VgpuRequest,
+    new_assignment,
+)
 from vgpu_hook.store import Store
 
 TAKING_SHARE = 0.7
@@ -55,25 +65,22 @@ class Lifecycle:
             self._store.domains.note_name(domain.uuid, domain.name)
             self._refuse_if_deleting(domain)
             self._release_stale(domain, taking)
-            creation = Creation(
-                self._host,
-                self._store,
-                self._settings.placement,
-                taking,
-                self._give_back,
-                self._retain,
-            )
+            creation = self._creation(taking)
             taken: list[Assignment] = []
             try:
                 for request in requests:
                     taken.append(creation.take(domain, request))
-                    self._report("assigned", taken[-1], f"on {taken[-1].parent}")
+                    self._report("assigned", taken[-1])
             except VgpuError as error:
                 # R11: all or nothing; what was taken is given back, and only that.
                 for row in reversed(taken):
                     self._give_back(row, f"given back: {error.message}")
                 raise
             return taken
+
+    def _creation(self, deadline: Deadline) -> Creation:
+        policy = self._settings.placement
+        return Creation(self._host, self._store, policy, deadline, self._give_back, self._retain)
 
     def _owners(self, device: str) -> list[str]:
         """Return the names of the domains whose records name the device."""
@@ -104,6 +111,35 @@ class Lifecycle:
                     f"run: vgpu-hook explain {row.device}",
                 )
 
+    def take(self, domain: Domain, request: VgpuRequest) -> Assignment:
+        """Give a running domain one more vGPU, for hot-plug; or raise VgpuError."""
+        with self._locked(domain.uuid, self._deadline):
+            self._refuse_if_deleting(domain)
+            if any(row.slot == request.slot for row in self._store.of_domain(domain.uuid)):
+                raise VgpuError(
+                    f"domain {domain.name!r} has a vGPU in slot {request.slot!r} already",
+                    f"run: vgpu-hook explain {admission.name_argument(domain.name)}",
+                )
+            row = self._creation(self._deadline).take(domain, request)
+            self._report("assigned", row)
+            return row
+
+    def adopt(
+        self, domain_uuid: str, name: str, request: VgpuRequest, device: str
+    ) -> Assignment | None:
+        """Record a device whose UUID proves that it is this slot's (R7); None if it is not free.
+
+        Writes nothing to it: it may be in use by the very domain, after a lost store.
+        """
+        with self._locked(domain_uuid, self._deadline):
+            found = self._host.find("mdev", device, self._deadline)
+            if found is None or found.removing or self._store.of_device(device):
+                return None
+            row = new_assignment(domain_uuid, name, request, found, found.type, self._host.boot_id)
+            row = self._store.adopt(row, f"{found.type} on {found.parent} was not on record")
+            self._report("adopted", row)
+            return row
+
     # -- stop, release ------------------------------------------------------------------
 
     def release_all(
@@ -125,6 +161,11 @@ class Lifecycle:
             ]
             left = [self._release(row, share) for row, share in self._shares(rows, self._deadline)]
             return [row for row in left if row is not None]
+
+    def release_slot(self, domain_uuid: str, slot: str) -> list[Assignment]:
+        """Release the vGPU of one slot, that was taken out of the running domain."""
+        rows = [row for row in self._store.of_domain(domain_uuid) if row.slot == slot]
+        return self.release_all(domain_uuid, frozenset(row.generation for row in rows))
 
     def _release(self, row: Assignment, deadline: Deadline, why: str = "") -> Assignment | None:
         """Release one vGPU if the guard allows it (R6); return the row if it is retained.
@@ -201,10 +242,11 @@ class Lifecycle:
             finally:
                 self._host.lock = ()
 
-    def _report(self, event: str, row: Assignment, detail: str, level: str = "info") -> None:
+    def _report(self, event: str, row: Assignment, detail: str = "", level: str = "info") -> None:
+        text = f"{event} vGPU {row.device} ({row.type} on {row.parent}) of {row.domain_name!r}"
         self._log.event(
             event,
-            f"{event} vGPU {row.device} ({row.type}) of domain {row.domain_name!r}: {detail}",
+            f"{text}: {detail}" if detail else text,
             level=level,
             domain_uuid=row.domain_uuid,
             domain_name=row.domain_name,

@@ -184,6 +184,32 @@ class Assignment(NamedTuple):
     changed: str
 
 
+def new_assignment(
+    domain_uuid: str,
+    domain_name: str,
+    request: VgpuRequest,
+    parent: Parent | Found,
+    type_id: str,
+    boot_id: str,
+) -> Assignment:
+    """Return the record of a vGPU that is about to be made, or was found; not yet stored."""
+    return Assignment(
+        generation=0,
+        domain_uuid=domain_uuid,
+        domain_name=domain_name,
+        slot=request.slot,
+        framework=parent.framework,
+        device=derive_device_uuid(domain_uuid, request.slot),
+        parent=parent.name if isinstance(parent, Parent) else parent.parent,
+        type=type_id,
+        profile=request.profile,
+        state=CREATING,
+        boot_id=boot_id,
+        reason="",
+        changed="",
+    )
+
+
 def derive_device_uuid(domain_uuid: str, slot: str) -> str:
     """Return the mdev UUID of a domain's slot: UUIDv5 of both (design, section 3)."""
     return str(uuid.uuid5(DERIVED_UUIDS, f"{domain_uuid.lower()}/{slot}"))

@@ -140,10 +140,12 @@ class Store:
 
     # -- history ------------------------------------------------------------------------
 
-    def note(self, row: Assignment, event: str, detail: str) -> None:
-        """Add a line to the history that changes no assignment."""
+    def note(self, domain_uuid: str, domain_name: str, event: str, detail: str = "") -> None:
+        """Add a line about the domain to the history, that changes no assignment."""
         with self._database.transaction():
-            self._record(row, event, detail)
+            self._write_history(
+                ("", self._operation, event, domain_uuid, domain_name, "", "", None, detail)
+            )
 
     def history(self, domain_uuid: str = "", device: str = "") -> list[HistoryEntry]:
         """Return the lines about the domain or the device, oldest first."""
@@ -179,11 +181,8 @@ class Store:
         self._database.execute("DELETE FROM assignment WHERE generation = ?", (row.generation,))
 
     def _record(self, row: Assignment, event: str, detail: str) -> None:
-        done = self._database.execute(
-            "INSERT INTO history (at, boot_id, operation, event, domain_uuid, domain_name,"
-            " slot, device, generation, detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+        self._write_history(
             (
-                now(),
                 row.boot_id,
                 self._operation,
                 event,
@@ -193,7 +192,14 @@ class Store:
                 row.device,
                 row.generation,
                 detail,
-            ),
+            )
+        )
+
+    def _write_history(self, values: tuple[Any, ...]) -> None:
+        done = self._database.execute(
+            "INSERT INTO history (at, boot_id, operation, event, domain_uuid, domain_name,"
+            " slot, device, generation, detail) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            (now(), *values),
         )
         oldest = int(done.lastrowid or 0) - HISTORY_KEPT
         self._database.execute("DELETE FROM history WHERE id <= ?", (oldest,))

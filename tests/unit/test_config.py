@@ -39,7 +39,9 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     settings = load(
         tmp_path / "c",
         "[paths]\nsysfs='/s'\nproc='/p'\ndev='/d'\njournal='/j'\nstate='/st'\nruntime='/r'\n"
-        "[policy]\nplacement='pack'\n[deadlines]\nhook=5\n[gpu.'0000:AA:00.0']\nuse=false\n",
+        "[policy]\nplacement='pack'\n[deadlines]\nhook=5\n[gpu.'0000:AA:00.0']\nuse=false\n"
+        "[daemon]\nlibvirt='qemu:///x'\nreconcile=7\n"
+        "[boot]\ncommands=[['a', 'b']]\ntimeout=9\n",
     )
     assert settings == Settings(
         roots=settings.roots,
@@ -48,6 +50,10 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         placement="pack",
         hook_deadline=5.0,
         unused_gpus=frozenset({"0000:aa:00.0"}),
+        uri="qemu:///x",
+        reconcile_interval=7.0,
+        boot_commands=(("a", "b"),),
+        boot_timeout=9.0,
     )
     assert tuple(settings.roots) == ("/s", "/p", "/d", "/j")
 

@@ -11,18 +11,19 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
-    {"model", "__init__"},
+    {"model", "protocol", "__init__"},
     {"bounded", "sysfs", "domain", "database", "log", "admission"},
-    {"store_domains"},
+    {"store_domains", "client", "definitions"},
     {"store"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
     {"guard", "frameworks.mdev"},
     {"host"},
     {"creation"},
     {"lifecycle"},
-    {"hook", "report", "libvirtd", "tables"},
-    {"commands"},
-    {"cli"},
+    {"hook", "report", "libvirtd", "tables", "context", "bootgate"},
+    {"reconcile", "events", "deletion", "hotplug", "server"},
+    {"listener", "commands", "show"},
+    {"daemon", "cli"},
     {"__main__"},
 ]
 WITHIN_A_LAYER = {("config_file", "config"), ("config", "config_file")}

@@ -1,0 +1,12 @@
+"""The test host: Debian 13 with its own libvirt, QEMU and kernel in a TCG virtual machine.
+
+For tests that need the real thing: a libvirtd that calls the installed hook, a kernel that
+makes mediated devices. Not for tests that a simulated /sys can serve; those are far quicker.
+
+    recipe.py    what goes in, and the key of the cache
+    build.py     makes the image
+    machine.py   runs it; qemu.py and ssh.py are the two halves of that
+    guests.py    disks and domain XML for the guests inside it
+    host.py      a running host with vgpu-hook's package in it
+    plugin.py    the fixtures
+"""

@@ -1,0 +1,117 @@
+"""`make demo`: the main job on a real kernel, step by step, with the commands that a user types.
+
+Everything is checked as it goes, so that a demo that ends well has shown what it says. It
+uses its own copy of the test host and leaves nothing running.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from tests.domains import device_of, uuid_of
+from tests.testbed.build import ensure_image
+from tests.testbed.errors import TestbedError
+from tests.testbed.guests import domain_xml
+from tests.testbed.host import IDLE_DISK, Host, prepare
+from tests.testbed.machine import Machine
+from tests.testhost.vms import hold, let_go
+
+BEGIN = time.monotonic()
+DEVICE = device_of(uuid_of("web"))
+
+
+def say(text: str) -> None:
+    """Print a line of narration, with the time since the beginning."""
+    print(f"\n[{time.monotonic() - BEGIN:5.0f} s] {text}", flush=True)
+
+
+def expect(condition: bool, what: str) -> None:
+    """Stop the demo if what it is about to claim is not so."""
+    if not condition:
+        raise TestbedError(f"the demo expected: {what}")
+    print(f"  -> {what}", flush=True)
+
+
+class Demo:
+    """The steps, on one test host."""
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def type(self, line: str, *, fails: bool = False) -> str:
+        """Show and run a command line; return what it printed."""
+        print(f"  # {line}", flush=True)
+        done = self.host.run(line, check=False)
+        output = (done.stdout + done.stderr).rstrip()
+        if output:
+            print("\n".join(f"  {text}" for text in output.splitlines()), flush=True)
+        if (done.returncode != 0) != fails:
+            raise TestbedError(f"the demo did not expect exit status {done.returncode}: {line}")
+        return output
+
+    def start(self) -> None:
+        say("A domain 'web' is there, without a vGPU. One command asks for one.")
+        self.host.define(domain_xml("web", uuid=uuid_of("web"), disk=IDLE_DISK))
+        self.type("vgpu-hook profiles")
+        self.type("vgpu-hook attach web --profile mtty-1")
+        say("From now on plain virsh is enough: its start makes the vGPU.")
+        self.type("virsh start web")
+        self.type("ls /sys/bus/mdev/devices")
+        expect(self.host.mdevs() == [DEVICE], "the kernel has the vGPU")
+        found = self.type(
+            "tr '\\0' '\\n' < /proc/$(cat /run/libvirt/qemu/web.pid)/cmdline | grep mdev"
+        )
+        expect(DEVICE in found, "and the running QEMU has it")
+        shown = self.type("vgpu-hook status")
+        expect("assigned" in shown, "status says whose it is")
+
+    def clone(self) -> None:
+        say("A clone carries the original's vGPU in its definition. Start it while 'web' runs:")
+        self.type("virt-clone --quiet --original web --name web-clone --preserve-data --auto-clone")
+        refused = self.type("virsh start web-clone", fails=True)
+        expect("has inherited" in refused, "the start is refused, with the reason and the remedy")
+        listed = self.type("virsh list --all")
+        expect("running" in listed, "virsh still answers, and 'web' runs")
+        expect(self.host.mdevs() == [DEVICE], "the original's vGPU is untouched")
+
+    def stop(self) -> None:
+        say("Stop it: the vGPU goes with it.")
+        self.type("virsh destroy web")
+        expect(self.host.mdevs() == [], "the kernel has no vGPU left")
+
+    def failed_release(self) -> None:
+        say("A release that can't be done: another process holds the vGPU's handle open.")
+        self.type("virsh start web")
+        hold(self.host, "web", DEVICE)
+        self.type("virsh destroy web")
+        shown = self.type("vgpu-hook status")
+        expect("retained" in shown, "the VM has stopped, and the vGPU is retained: nothing is lost")
+        self.type("vgpu-hook explain web")
+        say("The process lets go. The next try, here by command, gets the vGPU back.")
+        let_go(self.host)
+        self.type("vgpu-hook release web")
+        expect(self.host.mdevs() == [], "the kernel has no vGPU left")
+        self.type("vgpu-hook status")
+
+
+def main() -> int:
+    """Run the demo; return its exit status."""
+    try:
+        image = ensure_image()
+        say("Starting the test host (Debian 13, its own kernel, libvirt and QEMU, under TCG).")
+        with Machine(image) as machine:
+            say("Building the package from this tree and installing it there.")
+            prepare(machine)
+            demo = Demo(Host(machine))
+            for step in (demo.start, demo.clone, demo.stop, demo.failed_release):
+                step()
+        say("Done. The test host is gone; its image is kept for the next run.")
+    except TestbedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

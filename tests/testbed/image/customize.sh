@@ -1,0 +1,47 @@
+#!/bin/sh
+# Turns the fresh root tree into the test host. Arguments: the tree, a directory
+# with mtty.ko and authorized_keys, and where to leave the kernel and the initrd.
+# Needs a mount namespace of its own: it mounts into the tree and leaves it so.
+# Not for anything about vgpu-hook itself: that is installed at test time.
+set -eu
+tree=$1 inputs=$2 outputs=$3
+here=$(dirname "$0")
+
+mount -t proc proc "$tree/proc"
+mount -t sysfs sysfs "$tree/sys"
+
+cp -r --no-preserve=ownership "$here/overlay/." "$tree/"
+install -d -m 0700 "$tree/root/.ssh"
+install -m 0600 "$inputs/authorized_keys" "$tree/root/.ssh/authorized_keys"
+: >"$tree/etc/machine-id"
+
+set -- "$tree"/lib/modules/*
+[ "$#" -eq 1 ] || { echo "expected one kernel in the tree, found: $*" >&2; exit 1; }
+version=${1##*/}
+install -D -m 0644 "$inputs/mtty.ko" "$tree/lib/modules/$version/updates/mtty.ko"
+chroot "$tree" depmod "$version"
+built_for=$(chroot "$tree" modinfo -k "$version" -F vermagic mtty | cut -d' ' -f1)
+[ "$built_for" = "$version" ] || {
+    echo "mtty.ko was built for $built_for, the tree's kernel is $version" >&2
+    exit 1
+}
+
+# A small initrd of our own: only what finds the disk, packed fast to unpack.
+conf=$tree/tmp/initramfs
+cp -r "$tree/etc/initramfs-tools" "$conf"
+cp "$here/initramfs.conf" "$conf/initramfs.conf"
+printf 'virtio_pci\nvirtio_blk\next4\n' >>"$conf/modules"
+chroot "$tree" mkinitramfs -d /tmp/initramfs -o /tmp/initrd.img "$version"
+mv "$tree/tmp/initrd.img" "$outputs/initrd.img"
+cp "$tree/boot/vmlinuz-$version" "$outputs/vmlinuz"
+rm -rf "$conf" "$tree"/boot/*
+
+# Only what a test needs runs: no timers, no login prompt on the serial log,
+# nothing that waits for a network that is not there.
+for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
+    e2scrub_all.timer e2scrub_reap.service fstrim.timer logrotate.timer \
+    man-db.timer systemd-tmpfiles-clean.timer systemd-networkd-wait-online.service \
+    getty@tty1.service serial-getty@ttyS0.service sshd-keygen.service; do
+    ln -sf /dev/null "$tree/etc/systemd/system/$unit"
+done
+chroot "$tree" systemctl enable systemd-networkd.service ssh.service

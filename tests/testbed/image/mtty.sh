@@ -1,0 +1,32 @@
+#!/bin/sh
+# Makes mtty.ko in a throw-away tree: takes mtty.c out of Debian's kernel source,
+# patches it and builds it. Arguments: the tree, where to leave mtty.ko, and the
+# command that makes the tree.
+set -eu
+tree=$1 outputs=$2
+here=$(dirname "$0")
+shift 2
+
+"$@"
+# What it names is outside the tree.
+unset TMPDIR
+
+set -- "$tree"/usr/src/linux-source-*.tar.xz
+[ "$#" -eq 1 ] || { echo "expected one kernel source, found: $*" >&2; exit 1; }
+mkdir "$tree/build"
+tar -C "$tree/build" -xJf "$1" --strip-components=3 --wildcards \
+    '*/samples/vfio-mdev/mtty.c'
+
+# Dirty-page logging needs IOMMUFD, which Debian's kernel lacks: with log_ops set
+# no guest with an mtty could be saved or migrated.
+assignment='^[[:space:]]*vdev->log_ops = &mtty_log_ops;$'
+found=$(grep -c "$assignment" "$tree/build/mtty.c" || :)
+[ "$found" -eq 1 ] || {
+    echo "mtty.c sets vdev->log_ops in $found places, expected 1: the patch needs a look" >&2
+    exit 1
+}
+sed -i "/$assignment/d" "$tree/build/mtty.c"
+
+cp "$here/build-mtty.sh" "$tree/build/"
+chroot "$tree" sh /build/build-mtty.sh
+cp "$tree/build/mtty.ko" "$outputs/"

@@ -1,0 +1,66 @@
+"""pytest's fixtures for the test host. Load with `-p tests.testbed.plugin` or pytest_plugins.
+
+    testbed     one machine for the whole run, the working tree's package installed in it
+    host        that machine, clean at the start of each module
+    fresh_host  that machine, clean at the start of each test
+
+A missing image is built (minutes, once); nothing is ever skipped for want of it.
+"""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+
+import pytest
+
+from tests.testbed.build import ensure_image
+from tests.testbed.host import INSTALLED, Host, prepare
+from tests.testbed.machine import Machine
+
+
+class Testbed:
+    """The run's machine, and whether a test has had it since it was last clean."""
+
+    __test__ = False
+
+    def __init__(self, machine: Machine) -> None:
+        self.machine = machine
+        self._used = False
+
+    def clean_host(self) -> Host:
+        """Return the host as it was right after the installation."""
+        if self._used:
+            self.machine.restore(INSTALLED)
+        self._used = True
+        return Host(self.machine)
+
+
+@contextmanager
+def _shown(config: pytest.Config) -> Iterator[None]:
+    """Show what the body prints: the first use takes long enough to look like a hang."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    with capture.global_and_fixture_disabled() if capture else nullcontext():
+        yield
+
+
+@pytest.fixture(scope="session")
+def testbed(pytestconfig: pytest.Config) -> Iterator[Testbed]:
+    """A running test host with the working tree's package installed."""
+    with _shown(pytestconfig):
+        image = ensure_image()
+        print("\ntestbed: starting the test host, installing the package", file=sys.stderr)
+    with Machine(image) as machine:
+        prepare(machine)
+        yield Testbed(machine)
+
+
+@pytest.fixture(scope="module")
+def host(testbed: Testbed) -> Host:
+    """The test host, clean at the start of the module."""
+    return testbed.clean_host()
+
+
+@pytest.fixture
+def fresh_host(testbed: Testbed) -> Host:
+    """The test host, clean at the start of the test."""
+    return testbed.clean_host()

@@ -1,0 +1,122 @@
+"""What the test host is made of, where its image is kept, and the key that names it.
+
+Not for how it is built (build.py) or run (machine.py). The key covers the files listed in
+RECIPE_FILES, so a change to any of them, and to nothing else of the project, makes a new image.
+"""
+
+import hashlib
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+RECIPE_FILES = ("recipe.py", "build.py", "debian.py", "image")
+
+SUITE = "trixie"
+QEMU = "qemu-system-x86_64"
+SNAPSHOT = "booted"
+
+HOST_PACKAGES = (
+    "linux-image-amd64",
+    "initramfs-tools",
+    "lz4",
+    "systemd-sysv",
+    "udev",
+    "dbus",
+    "kmod",
+    "iproute2",
+    "openssh-server",
+    "apparmor",
+    "libvirt-daemon-system",
+    "libvirt-clients",
+    "qemu-system-x86",
+    "python3-libvirt",
+    "python3-lxml",
+    "python3-pydantic",
+    "python3-structlog",
+    "mdevctl",
+    "virtinst",
+)
+# Unpacked only, never configured: enough to run the compiler once.
+MODULE_PACKAGES = (
+    "linux-headers-amd64",
+    "linux-source",
+    "make",
+    "gcc",
+    "libc6-dev",
+    "dash",
+    "bash",
+    "coreutils",
+    "sed",
+    "grep",
+    "mawk",
+    "diffutils",
+    "findutils",
+    "perl-base",
+)
+
+KERNEL_ARGS = (
+    "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off nowatchdog "
+    "systemd.ssh_auto=no "
+    # A restored snapshot looks like a long stall to the kernel; it is none.
+    "rcupdate.rcu_cpu_stall_suppress=1 "
+    # libvirt's AppArmor helper costs seconds per guest start under TCG. A test of AppArmor
+    # gives its own arguments and boots without the snapshot.
+    "apparmor=0"
+)
+# Slots are fixed so that a test's extra devices never move these.
+HARDWARE = (
+    *("-no-user-config", "-nodefaults", "-display", "none"),
+    *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3G"),
+    *("-rtc", "base=utc"),
+    *("-device", "virtio-blk-pci,drive=disk,addr=0x2"),
+    *("-device", "virtio-net-pci,netdev=net,addr=0x3,romfile="),
+    *("-device", "virtio-rng-pci,addr=0x4"),
+)
+
+
+@dataclass(frozen=True)
+class Image:
+    """The files of one built image."""
+
+    directory: Path
+
+    @property
+    def disk(self) -> Path:
+        return self.directory / "disk.qcow2"
+
+    @property
+    def kernel(self) -> Path:
+        return self.directory / "vmlinuz"
+
+    @property
+    def initrd(self) -> Path:
+        return self.directory / "initrd.img"
+
+    @property
+    def key(self) -> Path:
+        """The private ssh key of the test host's root."""
+        return self.directory / "id_ed25519"
+
+
+def cache_root() -> Path:
+    """Return where images are kept: $VGPU_HOOK_CACHE, or the user's cache directory."""
+    if own := os.environ.get("VGPU_HOOK_CACHE"):
+        return Path(own).absolute() / "testbed"
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "vgpu-hook" / "testbed"
+
+
+def image_key() -> str:
+    """Return the name of the image that today's recipe makes."""
+    digest = hashlib.sha256()
+    for name in RECIPE_FILES:
+        top = HERE / name
+        files = [top] if top.is_file() else sorted(p for p in top.rglob("*") if p.is_file())
+        for path in files:
+            digest.update(f"{path.relative_to(HERE)}\0{path.stat().st_mode & 0o111:o}\0".encode())
+            digest.update(hashlib.sha256(path.read_bytes()).digest())
+    # A snapshot of a running machine can be read back for sure only by the QEMU that wrote it.
+    digest.update(subprocess.run([QEMU, "--version"], check=True, capture_output=True).stdout)
+    return f"{SUITE}-{digest.hexdigest()[:16]}"

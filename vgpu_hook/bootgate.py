@@ -1,0 +1,77 @@
+"""The boot gate: runs the host's set-up commands, and waits for what domains ask for.
+
+A oneshot before libvirt starts its autostart domains: `vgpu-hook boot-gate`. Commands are the
+admin's (`sriov-manage -e ALL`, `nvidia-smi vgpu -shm 1`), in their order. It is bounded and never
+keeps the host from booting: what is still missing at the end is said, and then refuses only the
+start of the VM that asks for it.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Callable
+
+from vgpu_hook import placement
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.config import Settings
+from vgpu_hook.host import Host
+from vgpu_hook.model import VgpuError, VgpuRequest
+
+PAUSE = 1.0
+TRIES = 5
+"""Times that a command is run: sriov-manage fails for a moment while VFs come up, and
+nvidia-smi answers 19 while the card is busy (facts E2, peers rows 20, 21, 70)."""
+
+
+def run(settings: Settings, requests: list[VgpuRequest], say: Callable[[str], None]) -> bool:
+    """Run and wait, for `boot_timeout` at most; tell whether everything was there."""
+    deadline = Deadline(settings.boot_timeout)
+    results = [_command(list(command), deadline, say) for command in settings.boot_commands]
+    host = Host(settings, settings.roots.boot_id())
+    wanted = list(dict.fromkeys((r.profile, r.gpu) for r in requests))
+    while wanted:
+        wanted = [ask for ask in wanted if not _offered(host, *ask)]
+        if not wanted:
+            break
+        if not deadline.remaining():
+            for profile, gpu in wanted:
+                say(f"still missing: profile {profile!r}" + (f" on GPU {gpu}" if gpu else ""))
+            return False
+        time.sleep(min(PAUSE, deadline.remaining()))
+    return all(results)
+
+
+def _offered(host: Host, profile: str, gpu: str | None) -> bool:
+    try:
+        return bool(placement.candidates(host.parents(Deadline(PAUSE * 5)), profile, gpu))
+    except VgpuError:
+        return False
+
+
+def _command(command: list[str], deadline: Deadline, say: Callable[[str], None]) -> bool:
+    """Run a set-up command until it succeeds, a few times."""
+    cause = "no time was left for it"
+    for _ in range(TRIES):
+        if not deadline.remaining():
+            break
+        try:
+            done = subprocess.run(
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                timeout=deadline.remaining(),
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            cause = str(error)
+            break
+        if done.returncode == 0:
+            say(f"done: {' '.join(command)}")
+            return True
+        last = (done.stderr or done.stdout).strip().splitlines()
+        cause = f"exit status {done.returncode}" + (f": {last[-1]}" if last else "")
+        time.sleep(min(PAUSE, deadline.remaining()))
+    say(f"failed: {' '.join(command)}: {cause}")
+    return False

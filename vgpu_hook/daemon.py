@@ -1,0 +1,173 @@
+"""vgpu-hookd: one process that serves the hook, follows libvirt's events and reconciles.
+
+The hook works without it. Threads: the main one waits for signals, keeps the watchdog and the
+timer; one accepts hook calls (each then has its own); one runs libvirt's event loop; one worker
+handles events and reconciles, and is the only one that calls libvirt. Settings are read anew
+for each call and event, so a reload needs nothing but a look at whether they are right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from types import FrameType
+from typing import Any
+
+from vgpu_hook import config, events, log, placement, server, store_file
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.config import Settings
+from vgpu_hook.events import Event, Source
+from vgpu_hook.host import Host
+from vgpu_hook.libvirtd import Libvirt
+from vgpu_hook.lifecycle import Context, Lifecycle
+from vgpu_hook.listener import Listener
+from vgpu_hook.log import Log
+from vgpu_hook.model import VgpuError, VgpuRequest
+
+DEFAULT_MODEL = "vfio-pci"
+WORKER_PATIENCE = 600.0
+"""Seconds after which an event that is still being handled means that the worker hangs."""
+
+
+class Daemon:
+    """The process. `run` returns its exit status."""
+
+    def __init__(self, settings: Settings, events_log: Log) -> None:
+        self._settings = settings
+        self._log = events_log
+        self._source = Source(settings.uri, events_log)
+        self._signals: list[int] = []
+        self._wake = threading.Event()
+        self._busy_since: float | None = None
+
+    def run(self) -> int:
+        """Serve until SIGTERM or SIGINT."""
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        listening = server.Server(server.listen(self._settings.runtime))
+        threading.Thread(target=listening.run, name="server", daemon=True).start()
+        worker = threading.Thread(target=self._source.run, args=(self._handle,), name="worker")
+        worker.daemon = True
+        worker.start()
+        self._log.event("ready", "serving the hook")
+        notify("READY=1")
+        self._wait(worker)
+        notify("STOPPING=1")
+        self._source.stop()
+        done = listening.stop(self._settings.hook_deadline)
+        worker.join(self._settings.hook_deadline)
+        if not done or worker.is_alive():
+            self._log.event("unfinished", "stopped before everything was done", level="warning")
+        return 0
+
+    def _wait(self, worker: threading.Thread) -> None:
+        """Keep the timer and the watchdog until a signal says to stop."""
+        usec = int(os.environ.get("WATCHDOG_USEC", "0"))
+        step = min(usec / 2e6, 5.0) if usec else 5.0
+        next_reconcile = time.monotonic() + self._settings.reconcile_interval
+        while True:
+            self._wake.wait(step)
+            self._wake.clear()
+            while self._signals:
+                if self._signals.pop(0) != signal.SIGHUP:
+                    return
+                self._reload()
+            busy = self._busy_since
+            if worker.is_alive() and (busy is None or time.monotonic() - busy < WORKER_PATIENCE):
+                notify("WATCHDOG=1")
+            if time.monotonic() >= next_reconcile:
+                self._source.ask(events.RECONCILE)
+                next_reconcile = time.monotonic() + self._settings.reconcile_interval
+
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
+        self._signals.append(number)
+        self._wake.set()
+
+    def _reload(self) -> None:
+        notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        try:
+            self._settings = config.load()
+            self._log.event("reloaded", "read the configuration again")
+        except VgpuError as error:
+            self._log.event("bad-config", str(error), level="error")
+        notify("READY=1")
+
+    def _handle(self, libvirt: Libvirt, event: Event) -> None:
+        """Handle one event, in the worker; nothing that goes wrong ends it."""
+        self._busy_since = time.monotonic()
+        try:
+            with self._listener() as listener:
+                listener.handle(libvirt, event)
+        except VgpuError as error:
+            self._log.event("event-failed", f"{event.kind}: {error}", level="error")
+        except Exception as error:  # noqa: BLE001 - entry point of the worker
+            text = f"{event.kind}: internal error: {type(error).__name__}: {error}"
+            self._log.event("event-failed", text, level="error")
+        finally:
+            self._busy_since = None
+
+    @contextlib.contextmanager
+    def _listener(self) -> Iterator[Listener]:
+        settings = config.load()
+        opened = store_file.open_store(settings.state, "daemon", wait=30)
+        if opened is None:
+            raise VgpuError(f"there is no store in {settings.state}")
+        host = Host(settings, settings.roots.boot_id())
+
+        def lifecycle_for() -> Lifecycle:
+            deadline = Deadline(settings.hook_deadline)
+            return Lifecycle(Context(settings, host, opened, self._log, deadline))
+
+        try:
+            yield Listener(opened, lifecycle_for, ModelOf(host, settings), self._log)
+        finally:
+            opened.close()
+
+
+class ModelOf:
+    """The device API of a request's type on this host: libvirt's `model`."""
+
+    def __init__(self, host: Host, settings: Settings) -> None:
+        self._host = host
+        self._settings = settings
+        self._parents: Any = None
+
+    def __call__(self, request: VgpuRequest) -> str:
+        """Return it; what the host does not offer gets the usual one, and is refused at start."""
+        try:
+            if self._parents is None:
+                self._parents = self._host.parents(Deadline(self._settings.hook_deadline))
+            offers = placement.candidates(self._parents, request.profile, request.gpu)
+        except VgpuError:
+            return DEFAULT_MODEL
+        return offers[0].type.device_api if offers else DEFAULT_MODEL
+
+
+def notify(text: str) -> None:
+    """Tell systemd (sd_notify(3)); nothing if it did not start us."""
+    path = os.environ.get("NOTIFY_SOCKET")
+    if path:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.sendto(text.encode(), path.replace("@", "\0", 1) if path[0] == "@" else path)
+
+
+def main() -> int:
+    """Run the daemon; return its exit status."""
+    try:
+        settings = config.load()
+        verbose = sys.stderr.isatty()
+        events_log = log.for_command(settings.roots.journal, "daemon", verbose=verbose)
+        return Daemon(settings, events_log).run()
+    except (VgpuError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

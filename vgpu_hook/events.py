@@ -1,0 +1,154 @@
+"""libvirt's domain events, as a queue that one worker reads.
+
+The event loop runs in a thread of its own and its callbacks only put into the queue: a call to
+libvirt in a callback would stall the loop for as long as a hook holds the domain (facts B4).
+libvirt's default loop in a thread was chosen over libvirtaio because the worker's calls block,
+so that asyncio would need a thread as well and bring 46 ms and 8 MB for nothing
+(docs/architecture.md has the figures). Reconnects with back-off, registers before anything is
+listed, and reports each connection as RESYNC, since what happened before it is lost.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from typing import Any, NamedTuple
+
+import libvirt
+
+from vgpu_hook.libvirtd import Libvirt
+from vgpu_hook.log import Log
+from vgpu_hook.model import ALIAS_PREFIX, VgpuError
+
+RESYNC = "resync"
+RECONCILE = "reconcile"
+DEFINED = "defined"
+REVERTED = "reverted"
+UNDEFINED = "undefined"
+STOPPED = "stopped"
+UNPLUGGED = "unplugged"
+_CLOSED = "closed"
+_STOP = "stop"
+
+FIRST_PAUSE = 0.5
+LONGEST_PAUSE = 15.0
+KEEPALIVE = (5, 3)
+"""Seconds between probes, and how many may be missed."""
+
+_LOOP_STARTED = threading.Event()
+
+
+class Event(NamedTuple):
+    """Something that happened. `detail` is the alias for UNPLUGGED."""
+
+    kind: str
+    domain_uuid: str = ""
+    detail: str = ""
+
+
+class Source:
+    """Connects to libvirt and hands its events, one at a time, to `handle`."""
+
+    def __init__(self, uri: str, log: Log) -> None:
+        _start_loop()
+        self._uri = uri
+        self._log = log
+        self._queue: queue.Queue[Event] = queue.Queue()
+        self._stopping = threading.Event()
+
+    def run(self, handle: Any) -> None:
+        """Call `handle(libvirt, event)` for every event, until `stop`."""
+        pause = FIRST_PAUSE
+        while not self._stopping.is_set():
+            try:
+                libvirt_ = self._connect()
+            except (VgpuError, libvirt.libvirtError) as error:
+                self._log.event("disconnected", f"no libvirt: {error}", level="warning")
+                self._stopping.wait(pause)
+                pause = min(2 * pause, LONGEST_PAUSE)
+                continue
+            pause = FIRST_PAUSE
+            self._serve(libvirt_, handle)
+
+    def ask(self, kind: str) -> None:
+        """Have something done, soon, in the worker: RESYNC or RECONCILE."""
+        self._queue.put(Event(kind))
+
+    def stop(self) -> None:
+        """End `run` after the event that it is at."""
+        self._stopping.set()
+        self._queue.put(Event(_STOP))
+
+    def _serve(self, libvirt_: Libvirt, handle: Any) -> None:
+        while True:
+            event = self._queue.get()
+            if event.kind in (_CLOSED, _STOP):
+                break
+            handle(libvirt_, event)
+        try:
+            libvirt_.connection.close()
+        except libvirt.libvirtError:  # it was lost
+            return
+
+    def _connect(self) -> Libvirt:
+        """Open and register; what was queued for an older connection is of no use."""
+        libvirt_ = Libvirt(self._uri)
+        connection = libvirt_.connection
+        while not self._queue.empty():
+            if self._queue.get().kind == _STOP:
+                self._queue.put(Event(_STOP))
+                break
+        connection.registerCloseCallback(self._closed, None)
+        connection.setKeepAlive(*KEEPALIVE)
+        for number, callback in (
+            (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle),
+            (libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE, self._metadata),
+            (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._removed),
+        ):
+            connection.domainEventRegisterAny(None, number, callback, None)
+        self._log.event("connected", f"connected to {self._uri}")
+        self._queue.put(Event(RESYNC))
+        return libvirt_
+
+    # -- called by the event loop: only put into the queue ------------------------------
+
+    def _closed(self, connection: Any, reason: int, opaque: Any) -> None:
+        self._queue.put(Event(_CLOSED))
+
+    def _lifecycle(
+        self, connection: Any, domain: Any, event: int, detail: int, opaque: Any
+    ) -> None:
+        kind = {
+            libvirt.VIR_DOMAIN_EVENT_DEFINED: DEFINED,
+            libvirt.VIR_DOMAIN_EVENT_UNDEFINED: UNDEFINED,
+            libvirt.VIR_DOMAIN_EVENT_STOPPED: STOPPED,
+        }.get(event)
+        if kind == DEFINED and detail == libvirt.VIR_DOMAIN_EVENT_DEFINED_FROM_SNAPSHOT:
+            kind = REVERTED
+        if kind == UNDEFINED and detail == libvirt.VIR_DOMAIN_EVENT_UNDEFINED_RENAMED:
+            return  # DEFINED follows, under the new name
+        if kind is not None:
+            self._queue.put(Event(kind, domain.UUIDString()))
+
+    def _metadata(self, connection: Any, domain: Any, kind: int, uri: str, opaque: Any) -> None:
+        self._queue.put(Event(DEFINED, domain.UUIDString()))
+
+    def _removed(self, connection: Any, domain: Any, alias: str, opaque: Any) -> None:
+        if alias.startswith(ALIAS_PREFIX):
+            self._queue.put(Event(UNPLUGGED, domain.UUIDString(), alias))
+
+
+def _start_loop() -> None:
+    """Start libvirt's default event loop, once for the process and before any connection."""
+    if _LOOP_STARTED.is_set():
+        return
+    _LOOP_STARTED.set()
+    libvirt.virEventRegisterDefaultImpl()
+    # Without a timer the loop sleeps for ever when nothing is registered.
+    libvirt.virEventAddTimeout(1000, lambda timer, opaque: None, None)
+
+    def loop() -> None:
+        while True:
+            libvirt.virEventRunDefaultImpl()
+
+    threading.Thread(target=loop, name="libvirt-events", daemon=True).start()

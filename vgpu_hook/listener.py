@@ -1,0 +1,127 @@
+"""libvirt's events, turned into calls of lifecycle: what happens outside the hook.
+
+Runs in the daemon's worker, one event after the other. An event is only a reason to look: what
+is done depends on what libvirt says when asked, since a domain may be starting again by the
+time that its STOPPED arrives (facts B3). Records are read before libvirt is asked, and releases
+are for those (R12). No lock is held across a call to libvirt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from vgpu_hook import definitions, domain, events
+from vgpu_hook.events import Event
+from vgpu_hook.libvirtd import Libvirt, NoDomain
+from vgpu_hook.lifecycle import Lifecycle
+from vgpu_hook.log import Log
+from vgpu_hook.model import ALIAS_PREFIX, VgpuError, VgpuRequest
+from vgpu_hook.reconcile import Finding, Reconciler
+from vgpu_hook.store import Store
+
+
+class Listener:
+    """What is done for each event, with an open store. `model_of` names a request's device API."""
+
+    def __init__(
+        self,
+        store: Store,
+        lifecycle_for: Callable[[], Lifecycle],
+        model_of: Callable[[VgpuRequest], str],
+        log: Log,
+    ) -> None:
+        self._store = store
+        self._lifecycle_for = lifecycle_for
+        self._model_of = model_of
+        self._log = log
+
+    def handle(self, libvirt: Libvirt, event: Event) -> None:
+        """Do what the event is a reason for. What fails is logged: the next event comes."""
+        try:
+            if event.kind == events.RESYNC:
+                self.resync(libvirt)
+            elif event.kind == events.RECONCILE:
+                self.reconcile(libvirt)
+            elif event.kind in (events.DEFINED, events.REVERTED):
+                self.settle(libvirt, event.domain_uuid, reverted=event.kind == events.REVERTED)
+            elif event.kind in (events.STOPPED, events.UNDEFINED):
+                self.stopped(libvirt, event.domain_uuid)
+            elif event.kind == events.UNPLUGGED:
+                self.unplugged(libvirt, event.domain_uuid, event.detail)
+        except VgpuError as error:
+            message = f"{event.kind} {event.domain_uuid}: {error}"
+            self._log.event("event-failed", message, level="error", domain_uuid=event.domain_uuid)
+
+    def reconcile(self, libvirt: Libvirt) -> list[Finding]:
+        """Compare store, kernel and libvirt (R7)."""
+        return Reconciler(self._store, self._lifecycle_for, libvirt.domains).run()
+
+    def resync(self, libvirt: Libvirt) -> None:
+        """Look at everything: whatever happened before the connection was not heard of."""
+        for domain_uuid in libvirt.domains():
+            try:
+                self.settle(libvirt, domain_uuid)
+            except VgpuError as error:
+                self._log.event("event-failed", str(error), level="error", domain_uuid=domain_uuid)
+        self.reconcile(libvirt)
+
+    def settle(self, libvirt: Libvirt, domain_uuid: str, *, reverted: bool = False) -> None:
+        """Put a definition in order, and give back what it asks for no more.
+
+        R8: an inherited device is replaced by one of the domain's own.
+        R9: after a snapshot was reverted to, what the domain asked for before stands.
+        """
+        rows = self._store.of_domain(domain_uuid)
+        known = self._store.domains.requests(domain_uuid)
+        try:
+            found = libvirt.find(domain_uuid)
+            text = libvirt.definition(found)
+        except NoDomain:
+            return  # UNDEFINED follows, or has been
+        if not domain.is_ours(text) and not known:
+            return
+        settled: list[definitions.Settled] = []
+
+        def change(before: bytes) -> bytes:
+            keep = known if reverted and known else None
+            settled.append(definitions.settle(before, self._model_of, keep))
+            return settled[-1].text
+
+        if libvirt.call(found, found.isPersistent):
+            libvirt.edit(found, change)
+        else:
+            change(text)
+        done = settled[-1]
+        self._store.domains.set_requests(domain_uuid, done.name, done.requests)
+        for text_of_change in done.changes:
+            self._store.note(domain_uuid, done.name, "definition", text_of_change)
+            message = f"definition of {done.name!r}: {text_of_change}"
+            self._log.event("settled", message, domain_uuid=domain_uuid, domain_name=done.name)
+        asked = {request.slot for request in done.requests}
+        surplus = frozenset(row.generation for row in rows if row.slot not in asked)
+        if surplus and not libvirt.is_active(found):
+            self._lifecycle_for().release_all(domain_uuid, surplus)
+
+    def stopped(self, libvirt: Libvirt, domain_uuid: str) -> None:
+        """Release what a stopped or undefined domain has left, and forget one that is gone (R4)."""
+        generations = frozenset(row.generation for row in self._store.of_domain(domain_uuid))
+        gone = False
+        try:
+            if libvirt.is_active(libvirt.find(domain_uuid)):
+                return
+        except NoDomain:
+            gone = True
+        if generations:
+            self._lifecycle_for().release_all(domain_uuid, generations)
+        # A deletion forgets its domain itself, when it has done everything (R10).
+        if gone and not self._store.domains.deleting_since(domain_uuid):
+            self._store.domains.forget(domain_uuid)
+
+    def unplugged(self, libvirt: Libvirt, domain_uuid: str, alias: str) -> None:
+        """Release a vGPU that was taken out of a running domain."""
+        slot = alias.removeprefix(ALIAS_PREFIX)
+        found: Any = libvirt.find(domain_uuid)
+        live = domain.parse(str(libvirt.call(found, found.XMLDesc)).encode())
+        if live.hostdev(slot) is None:
+            self._lifecycle_for().release_slot(domain_uuid, slot)

@@ -1,0 +1,68 @@
+"""What the hook and the daemon say to each other over the Unix socket. Bytes in, bytes out.
+
+One connection carries one call:
+
+    client                      daemon
+                                GREETING              it is there and will answer
+    frame(arguments..., xml)                          the last part is the XML
+                                frame(status, stderr)
+
+A frame is a netstring of netstrings (`5:hello,`). The client sends nothing before it has the
+greeting, so that a daemon that does not greet can't do what the client then does itself.
+GREETING carries the version: another one is refused by closing. Imports nothing: the
+client's start is what every VM start pays for.
+"""
+
+from __future__ import annotations
+
+GREETING = b"vgpu-hook 1\n"
+MAX_FRAME = 64 << 20
+"""Bytes. A domain's XML is some ten thousand."""
+
+
+class ProtocolError(Exception):
+    """The other side said something else."""
+
+
+def frame(*parts: bytes) -> bytes:
+    """Return the parts as one frame."""
+    return _netstring(b"".join(_netstring(part) for part in parts))
+
+
+def length(head: bytes) -> int | None:
+    """Return how many bytes the frame that begins so has in all; None if that needs more."""
+    digits, colon, _ = head.partition(b":")
+    if len(digits) > 9 or (digits and not digits.isdigit()):
+        raise ProtocolError("no frame")
+    if not colon:
+        return None
+    size = len(digits) + 1 + int(digits) + 1
+    if size > MAX_FRAME:
+        raise ProtocolError("too long")
+    return size
+
+
+def parts(data: bytes) -> list[bytes]:
+    """Return the parts of a whole frame."""
+    body, rest = _take(data)
+    if rest:
+        raise ProtocolError("more than one frame")
+    found = []
+    while body:
+        part, body = _take(body)
+        found.append(part)
+    return found
+
+
+def _netstring(data: bytes) -> bytes:
+    return b"%d:%s," % (len(data), data)
+
+
+def _take(data: bytes) -> tuple[bytes, bytes]:
+    digits, colon, rest = data.partition(b":")
+    if not colon or not digits.isdigit() or len(digits) > 9:
+        raise ProtocolError("no frame")
+    size = int(digits)
+    if rest[size : size + 1] != b",":
+        raise ProtocolError("a frame that ends too early")
+    return rest[:size], rest[size + 1 :]

@@ -1,0 +1,109 @@
+"""The daemon's side of the socket: serves hook calls, each in a thread of its own.
+
+Only root may connect (mode 0600, and SO_PEERCRED is looked at). A peer that is slow or talks
+nonsense costs its own thread and nothing else. It does what hook.work does, no more.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import struct
+import threading
+
+from vgpu_hook import hook, protocol
+from vgpu_hook.client import SOCKET
+
+PEER_WAIT = 10.0
+"""Seconds that a peer may take to send its call, or to take the answer."""
+
+MOST_CALLS = 128
+BACKLOG = 256
+
+
+class Server:
+    """Accepts calls until it is stopped."""
+
+    def __init__(self, listener: socket.socket) -> None:
+        self._listener = listener
+        self._slots = threading.BoundedSemaphore(MOST_CALLS)
+        self._active = 0
+        self._idle = threading.Condition()
+
+    def run(self) -> None:
+        """Accept connections until the listener is shut down."""
+        while True:
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # shut down
+                return
+            self._slots.acquire()
+            with self._idle:
+                self._active += 1
+            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+
+    def stop(self, wait: float) -> bool:
+        """Accept no more; wait for the calls under way, and tell whether all have ended."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        with self._idle:
+            return self._idle.wait_for(lambda: self._active == 0, wait)
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            with connection, contextlib.suppress(OSError, protocol.ProtocolError):
+                connection.settimeout(PEER_WAIT)
+                if peer_is_root(connection):
+                    connection.sendall(protocol.GREETING)
+                    *arguments, xml = protocol.parts(_receive_frame(connection))
+                    names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
+                    status, stderr = hook.answer(names, xml, hook.work) if names else (0, "")
+                    text = stderr.encode("utf-8", "backslashreplace")
+                    connection.sendall(protocol.frame(b"%d" % status, text))
+        finally:
+            self._slots.release()
+            with self._idle:
+                self._active -= 1
+                self._idle.notify_all()
+
+
+def listen(runtime: str) -> socket.socket:
+    """Return the listening socket: systemd's, else one of our own in the runtime folder."""
+    inherited = int(os.environ.pop("LISTEN_FDS", "0"))
+    if inherited and os.environ.pop("LISTEN_PID", "") == str(os.getpid()):
+        return socket.socket(fileno=3)
+    path = os.path.join(runtime, SOCKET)
+    os.makedirs(runtime, mode=0o700, exist_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+    mask = os.umask(0o177)
+    try:
+        listener.bind(path)
+    finally:
+        os.umask(mask)
+    listener.listen(BACKLOG)
+    return listener
+
+
+def peer_is_root(connection: socket.socket) -> bool:
+    """Tell whether the other side of a Unix socket runs as root (SO_PEERCRED, unix(7))."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return bool(uid == 0)
+
+
+def _receive_frame(connection: socket.socket) -> bytes:
+    """Receive one whole frame. Raises ProtocolError if it is none."""
+    data = b""
+    total: int | None = None
+    while total is None or len(data) < total:
+        chunk = connection.recv(1 << 16)
+        if not chunk:
+            raise protocol.ProtocolError("the connection ended")
+        data += chunk
+        total = total or protocol.length(data)
+    return data
