@@ -7,6 +7,8 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,6 +98,23 @@ class Product:
         answer = self.command(*arguments, "--format", "json")
         assert answer.status == 0, answer.err
         return json.loads(answer.out)
+
+    def daemon(self, **environment: str) -> subprocess.Popen[bytes]:
+        """Start vgpu-hookd and wait until it serves; the caller stops it."""
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-m", "vgpu_hook.daemon"],
+            env={**os.environ, **self.environment, **environment},
+            stdin=subprocess.DEVNULL,
+        )
+        self.wait_for("the daemon serves", lambda: (self.runtime / "hook.sock").exists())
+        return process
+
+    def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
+        """Wait until the condition holds."""
+        end = time.monotonic() + PATIENCE
+        while not condition():
+            assert time.monotonic() < end, f"not seen: {what}"
+            time.sleep(0.05)
 
     # -- looking, past the product's own code -------------------------------------------
 

@@ -1,18 +1,20 @@
 """The daemon's side of the socket: serves hook calls, each in a thread of its own.
 
 Only root may connect (mode 0600, and SO_PEERCRED is looked at). A peer that is slow or talks
-nonsense costs its own thread and nothing else. It does what hook.work does, no more.
+nonsense costs its own thread and nothing else. It does what operations.work does, no more.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import select
 import socket
 import struct
 import threading
+import time
 
-from vgpu_hook import hook, protocol
+from vgpu_hook import operations, protocol
 from vgpu_hook.client import SOCKET
 
 PEER_WAIT = 10.0
@@ -20,6 +22,7 @@ PEER_WAIT = 10.0
 
 MOST_CALLS = 128
 BACKLOG = 256
+ACCEPT_PAUSE = 0.05
 
 
 class Server:
@@ -30,23 +33,34 @@ class Server:
         self._slots = threading.BoundedSemaphore(MOST_CALLS)
         self._active = 0
         self._idle = threading.Condition()
+        self._stop_reader, self._stop_writer = os.pipe()
 
     def run(self) -> None:
-        """Accept connections until the listener is shut down."""
+        """Accept connections until it is stopped."""
+        poller = select.poll()
+        poller.register(self._listener, select.POLLIN)
+        poller.register(self._stop_reader, select.POLLIN)
         while True:
-            try:
-                connection, _ = self._listener.accept()
-            except OSError:  # shut down
+            ready = [fd for fd, _ in poller.poll()]
+            if self._stop_reader in ready:
                 return
             self._slots.acquire()
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:  # the peer has gone, or no file is left for it
+                self._slots.release()
+                time.sleep(ACCEPT_PAUSE)
+                continue
             with self._idle:
                 self._active += 1
             threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
 
     def stop(self, wait: float) -> bool:
-        """Accept no more; wait for the calls under way, and tell whether all have ended."""
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """Accept no more; wait for the calls under way, and tell whether all have ended.
+
+        The socket stays as it is: it is systemd's, who starts us again when a call comes.
+        """
+        os.write(self._stop_writer, b"x")
         with self._idle:
             return self._idle.wait_for(lambda: self._active == 0, wait)
 
@@ -58,7 +72,9 @@ class Server:
                     connection.sendall(protocol.GREETING)
                     *arguments, xml = protocol.parts(_receive_frame(connection))
                     names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
-                    status, stderr = hook.answer(names, xml, hook.work) if names else (0, "")
+                    status, stderr = (
+                        operations.answer(names, xml, operations.work) if names else (0, "")
+                    )
                     text = stderr.encode("utf-8", "backslashreplace")
                     connection.sendall(protocol.frame(b"%d" % status, text))
         finally:

@@ -164,13 +164,12 @@ def _exists(path: str) -> bool:
 
 def _create(state: str, path: str) -> None:
     """Make an empty store beside its place and link it there: others see all or nothing."""
-    temporary = f"{path}.new-{os.getpid()}"
+    # Of this thread alone: the daemon serves several calls at once.
+    temporary = f"{path}.new-{os.getpid()}-{os.urandom(4).hex()}"
     if os.path.lexists(f"{path}-wal"):  # SQLite would play it into the new file
         raise store_error(path, OSError(f"{path}-wal is there without it"))
     try:
         os.makedirs(state, mode=0o700, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # of a process killed right here
-            os.unlink(temporary)
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         try:
             with contextlib.closing(sqlite3.connect(temporary)) as connection:

@@ -5,6 +5,11 @@ the device's group (/dev/vfio/N) or its character device (/dev/vfio/devices/vfio
 in use (facts D5). The `driver` link in sysfs says nothing: it is there on idle devices.
 Opening the group to probe it would make QEMU's own open fail.
 
+A link in /proc/<pid>/fd shows the path in the mount namespace of who opened it, and libvirt
+gives each QEMU a /dev of its own: once that namespace has ended, what was /dev/vfio/0 reads
+/vfio/0, and a node that was removed reads "/dev/vfio/0 (deleted)" (seen on Debian 13). So
+paths are compared by their ends.
+
 A process that has a VFIO device's own handle (anon_inode:[vfio-device]) and neither group
 nor character device open can't be told what it holds: it counts as a holder of any device.
 
@@ -20,37 +25,45 @@ from vgpu_hook import sysfs
 from vgpu_hook.model import Holder
 
 ANONYMOUS = "anon_inode:[vfio-device]"
-VFIO_FOLDER = "/dev/vfio/"
-CONTAINER = "/dev/vfio/vfio"
+GROUP_FOLDER = "/vfio/"
+CONTAINER = "/vfio/vfio"
+DELETED = " (deleted)"
 
 
 def holders(proc: str, handles: tuple[str, ...]) -> tuple[Holder, ...]:
-    """Return the processes that hold one of the `handles` (paths as the kernel names them).
+    """Return the processes that hold one of the `handles`, such as /dev/vfio/7.
 
     Raises KernelError when a process's handles can't be read, which is to be taken for
     "in use". A process that ends meanwhile holds nothing.
     """
-    wanted = frozenset(handles)
+    ends = tuple(end for handle in handles for end in _ends(handle))
     found = []
     for entry in sysfs.entries(proc):
         if not entry.isdecimal():
             continue
-        target = _held(os.path.join(proc, entry, "fd"), wanted)
+        target = _held(os.path.join(proc, entry, "fd"), ends)
         if target is not None:
             command = sysfs.read_text(os.path.join(proc, entry, "comm")) or "?"
             found.append(Holder(int(entry), command, target))
     return tuple(found)
 
 
-def _held(folder: str, wanted: frozenset[str]) -> str | None:
-    """Return which of the wanted handles is open among a process's, if any."""
+def _ends(handle: str) -> tuple[str, str]:
+    """Return what the path of a handle ends in, and what is left of it if it was mounted alone."""
+    folder, name = os.path.split(handle)
+    return f"/{os.path.basename(folder)}/{name}", f"\0/{name}"
+
+
+def _held(folder: str, ends: tuple[str, ...]) -> str | None:
+    """Return which handle is open among a process's that ends in one of the `ends`, if any."""
     anonymous = told_apart = False
     for number in sysfs.entries(folder):
         target = sysfs.link_target(os.path.join(folder, number)) or ""
-        if target in wanted:
+        path = target.removesuffix(DELETED)
+        if f"\0{path}".endswith(ends):
             return target
-        if target == ANONYMOUS:
+        if path == ANONYMOUS:
             anonymous = True
-        elif target.startswith(VFIO_FOLDER) and target != CONTAINER:
+        elif GROUP_FOLDER in path and not path.endswith(CONTAINER):
             told_apart = True
     return ANONYMOUS if anonymous and not told_apart else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import pytest
 
 from tests.domains import uuid_of
 from tests.libvirt.server import LibvirtServer
-from tests.product import HOOK, Product
+from tests.product import HOOK, PATIENCE, Product
 from tests.simhost import SimHost
 
 
@@ -51,6 +52,16 @@ def hooked(server: LibvirtServer, sim: SimHost, tmp_path: Path) -> Iterator[Prod
         domain.undefine()
     connection.close()
     hook.unlink()
+
+
+@pytest.fixture
+def daemon(server: LibvirtServer, hooked: Product) -> Iterator[subprocess.Popen[bytes]]:
+    """vgpu-hookd, following this libvirtd."""
+    hooked.configure(extra=f"[daemon]\nlibvirt = '{server.uri}'\nreconcile = 1\n")
+    process = hooked.daemon()
+    yield process
+    process.terminate()
+    process.wait(PATIENCE)
 
 
 @pytest.fixture

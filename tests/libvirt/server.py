@@ -29,8 +29,10 @@ for pair in etc:/etc/libvirt run:/run/libvirt lib:/var/lib/libvirt log:/var/log/
     mount --bind "$1/${pair%%:*}" "${pair#*:}"
 done
 virtlogd --daemon
-libvirtd --config /etc/libvirt/libvirtd.conf &
-wait  # as the first process of its namespace it must reap what others leave
+while true; do  # the test ends it to see it come back
+    libvirtd --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid &
+    wait $!  # as the first process of its namespace it reaps what others leave
+done
 """
 
 
@@ -77,6 +79,25 @@ class LibvirtServer:
             for pid in children.read_text().split():
                 os.kill(int(pid), signal.SIGKILL)
             self.process.wait(PATIENCE)
+
+    def restart(self) -> None:
+        """End libvirtd and wait until it is there again; VMs go on."""
+        pid = self._server_pid()
+        os.kill(pid, signal.SIGTERM)
+        while Path(f"/proc/{pid}").exists():
+            time.sleep(0.02)
+        self._wait()
+
+    def _server_pid(self) -> int:
+        """Return libvirtd's pid as it is outside of its namespace."""
+        assert self.process is not None
+        todo, found = [self.process.pid], []
+        while todo:
+            pid = todo.pop()
+            todo += map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+            if Path(f"/proc/{pid}/comm").read_text().strip() == "libvirtd":
+                found.append(pid)
+        return min(found)
 
     def connect(self) -> libvirt.virConnect:
         libvirt.registerErrorHandler(lambda *_: None, None)

@@ -119,6 +119,30 @@ def test_a_handle_on_the_character_device_counts(product: Product) -> None:
     assert "in use by qemu-system-x86 (pid 4242" in product.rows("reason")[0][0]
 
 
+@pytest.mark.parametrize(
+    "link", ["/vfio/{0}", "/dev/vfio/{0} (deleted)", "/{0}", "/x/dev/vfio/{0}"]
+)
+def test_r6_a_handle_from_another_mount_namespace_counts(product: Product, link: str) -> None:
+    """libvirt's private /dev: seen on Debian 13 when QEMU, and its namespace, had ended."""
+    xml = domain_xml("a", {"0": "mtty-1"})
+    product.hook("a", "prepare", xml)
+    device = device_of(uuid_of("a"))
+    group = product.sim.state()["devices"][device]["group"]
+    product.sim.add_process(4242, "holder", link.format(group))
+    product.hook("a", "stopped", xml)
+    assert product.sim.devices() == [device]
+    assert "in use by holder (pid 4242" in product.rows("reason")[0][0]
+
+
+def test_other_devices_of_the_same_name_are_no_handles(product: Product) -> None:
+    xml = domain_xml("a", {"0": "mtty-1"})
+    product.hook("a", "prepare", xml)
+    group = product.sim.state()["devices"][device_of(uuid_of("a"))]["group"]
+    product.sim.add_process(4242, "shell", f"/dev/pts/{group}", f"/tmp/{group}", f"/vfio/1{group}")
+    product.hook("a", "stopped", xml)
+    assert product.sim.devices() == []
+
+
 def test_a_device_handle_that_cannot_be_told_apart_counts(product: Product) -> None:
     xml = domain_xml("a", {"0": "mtty-1"})
     product.hook("a", "prepare", xml)

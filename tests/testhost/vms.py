@@ -66,7 +66,8 @@ def hold(host: Host, name: str, device: str) -> None:
     host.machine.write("/root/holder.py", HOLDER.encode())
     pid, group = qemu_pid(host, name), group_of(host, device)
     host.run(
-        "systemd-run --quiet --unit=holder --property=StandardOutput=file:/run/holder"
+        "systemctl stop holder 2>/dev/null; rm -f /run/holder;"
+        " systemd-run --quiet --collect --unit=holder --property=StandardOutput=file:/run/holder"
         f" python3 /root/holder.py {pid} {group}"
     )
     host.wait_for("the handle is held", lambda: "held" in host.run("cat /run/holder").stdout)

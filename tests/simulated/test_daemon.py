@@ -1,0 +1,227 @@
+"""vgpu-hookd's socket: served calls, and everything that can go wrong with it. No libvirt here."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.domains import device_of, domain_xml, uuid_of
+from tests.product import PATIENCE, Product
+from vgpu_hook import protocol
+
+A = domain_xml("a", {"0": "mtty-1"})
+DEVICE = device_of(uuid_of("a"))
+Daemon = subprocess.Popen[bytes]
+
+
+@pytest.fixture
+def daemon(product: Product) -> Iterator[Daemon]:
+    product.configure(extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/nonexistent'\n")
+    process = product.daemon()
+    yield process
+    process.kill()
+    process.wait()
+
+
+def only_client(product: Product, tmp_path: Path) -> None:
+    """Give the hook a store that it can't use itself: what then works was the daemon's."""
+    broken = tmp_path / "client-state"
+    broken.write_text("no folder")
+    path = tmp_path / "client.toml"
+    path.write_text(product.config.read_text().replace(str(product.state), str(broken)))
+    product.config = path
+
+
+def connect(product: Product) -> socket.socket:
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(PATIENCE)
+    peer.connect(str(product.runtime / "hook.sock"))
+    return peer
+
+
+def test_the_daemon_does_the_calls(product: Product, daemon: Daemon, tmp_path: Path) -> None:
+    only_client(product, tmp_path)
+    assert product.hook("a", "prepare", A) == (0, "", "")
+    assert product.rows() == [("a", "0", "assigned")]
+    refused = product.hook("b", "prepare", domain_xml("b", {"0": "no such"}))
+    assert refused.status == 1
+    assert "vgpu-hook: domain 'b' (slot '0'): profile 'no such' is not offered" in refused.err
+    assert product.hook("a", "stopped", A) == (0, "", "")
+    assert product.rows() == []
+    daemon.terminate()
+    assert daemon.wait(PATIENCE) == 0
+    assert "can't be used" in product.hook("a", "prepare", A).err
+
+
+def test_the_hook_does_the_work_itself_when_nobody_greets(product: Product) -> None:
+    product.runtime.mkdir()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(product.runtime / "hook.sock"))
+        mute.listen()
+        assert product.hook("a", "prepare", A) == (0, "", "")
+    assert product.rows() == [("a", "0", "assigned")]
+
+
+def test_a_daemon_of_another_version_is_not_asked(product: Product) -> None:
+    product.runtime.mkdir()
+    with socket.socket(socket.AF_UNIX) as newer:
+        newer.bind(str(product.runtime / "hook.sock"))
+        newer.listen()
+        process = product.popen("a", "prepare", A)
+        peer, _ = newer.accept()
+        peer.sendall(b"vgpu-hook 2\n")
+        assert process.communicate(timeout=PATIENCE) == (b"", b"")
+        assert peer.recv(1 << 16) == b""
+        peer.close()
+    assert product.rows() == [("a", "0", "assigned")]
+
+
+@pytest.mark.parametrize("operation", ["prepare", "stopped"])
+def test_i7_a_daemon_killed_in_the_middle_of_a_call(
+    product: Product, daemon: Daemon, operation: str
+) -> None:
+    if operation == "stopped":
+        product.hook("a", "prepare", A)
+    attribute = "create" if operation == "prepare" else "remove"
+    product.sim.fault("write", f"sys/*/{attribute}", "slow:2", times=1)
+    call = product.popen("a", operation, A)
+    state = "creating" if operation == "prepare" else "releasing"
+    product.wait_for("it is being done", lambda: product.rows("state") == [(state,)])
+    daemon.send_signal(signal.SIGKILL)
+    assert call.communicate(timeout=PATIENCE) == (b"", b"")
+    assert call.returncode == 0
+    expected = [("a", "0", "assigned")] if operation == "prepare" else []
+    assert product.rows() == expected
+    assert product.sim.devices() == ([DEVICE] if expected else [])
+
+
+def test_i3_a_daemon_that_does_not_answer(product: Product, daemon: Daemon) -> None:
+    product.configure(deadline=2, extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/no'\n")
+    product.sim.fault("write", "sys/*/create", "hang")
+    answer = product.hook("a", "prepare", A)
+    assert answer.status == 1
+    assert "has not returned within" in answer.err
+    product.sim.heal()
+    product.wait_for("it is retained", lambda: product.rows("state") == [("retained",)])
+    assert product.hook("a", "stopped", A) == (0, "", "")
+    product.hook("a", "release", A)
+    assert product.rows() == []
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"x" * 100,
+        b"99999999999:",
+        b"5:he",
+        protocol.frame(b"only one part"),
+        protocol.frame(b"a", b"prepare", b"begin", b"-", b"<broken"),
+        protocol.frame(b"a", b"unheard-of", b"x"),
+        protocol.frame(b"\xff\xfe", b"stopped", A),
+        b"3:1:a,,",
+    ],
+    ids=repr,
+)
+def test_garbage_costs_nobody_else_anything(product: Product, daemon: Daemon, sent: bytes) -> None:
+    with connect(product) as peer, connect(product) as slow:
+        assert slow.recv(100) == protocol.GREETING
+        assert peer.recv(100) == protocol.GREETING
+        peer.sendall(sent)
+        peer.shutdown(socket.SHUT_WR)
+        peer.recv(1 << 16)
+        assert product.hook("a", "prepare", A) == (0, "", "")
+    assert product.hook("a", "stopped", A) == (0, "", "")
+    assert daemon.poll() is None
+
+
+def test_only_root_may_use_the_socket(product: Product, daemon: Daemon) -> None:
+    path = product.runtime / "hook.sock"
+    assert path.stat().st_mode & 0o777 == 0o600
+    # Even where the folder and the mode let somebody in, the peer's credentials do not.
+    for folder in (product.runtime, *product.runtime.parents):
+        if folder.stat().st_mode & 0o777 == 0o700:
+            folder.chmod(0o711)
+    path.chmod(0o666)
+    script = (
+        "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]);"
+        "sys.exit(s.recv(100) != b'')"
+    )
+    done = subprocess.run(["/usr/bin/python3", "-c", script, str(path)], user=65534, cwd="/")
+    assert done.returncode == 0
+
+
+def test_many_calls_at_once(product: Product, daemon: Daemon, tmp_path: Path) -> None:
+    only_client(product, tmp_path)
+    names = [f"vm{number}" for number in range(24)]
+    calls = [product.popen(n, "prepare", domain_xml(n, {"0": "mtty-1"})) for n in names]
+    assert [call.communicate(timeout=PATIENCE) for call in calls] == [(b"", b"")] * 24
+    assert len(product.sim.devices()) == 24
+    calls = [product.popen(n, "stopped", domain_xml(n, {"0": "mtty-1"})) for n in names]
+    assert [call.wait(PATIENCE) for call in calls] == [0] * 24
+    assert product.rows() == []
+    assert product.sim.devices() == []
+
+
+def test_systemd_is_told_and_the_socket_can_be_its(product: Product, tmp_path: Path) -> None:
+    product.configure(extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/no'\n")
+    product.runtime.mkdir()
+    notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    notify.bind(str(tmp_path / "notify"))
+    notify.settimeout(PATIENCE)
+    listener = socket.socket(socket.AF_UNIX)
+    listener.bind(str(product.runtime / "hook.sock"))
+    listener.listen()
+    # As systemd does: the socket as file 3, and LISTEN_PID naming the process.
+    start = f'exec 3<&{listener.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
+    command = [sys.executable, "-I", "-m", "vgpu_hook.daemon"]
+    process = subprocess.Popen(
+        ["bash", "-c", start, "bash", *command],
+        env={
+            **os.environ,
+            **product.environment,
+            "NOTIFY_SOCKET": str(tmp_path / "notify"),
+            "WATCHDOG_USEC": "200000",
+        },
+        pass_fds=[listener.fileno()],
+    )
+    try:
+        assert notify.recv(100) == b"READY=1"
+        assert notify.recv(100) == b"WATCHDOG=1"
+        assert product.hook("a", "prepare", A) == (0, "", "")
+        process.send_signal(signal.SIGHUP)
+        heard = b""
+        while b"RELOADING=1" not in heard:
+            heard = notify.recv(100)
+        process.terminate()
+        while heard != b"STOPPING=1":
+            heard = notify.recv(100)
+        assert process.wait(PATIENCE) == 0
+        # systemd's socket still accepts: the next call starts the daemon again.
+        with connect(product):
+            pass
+    finally:
+        process.kill()
+        process.wait()
+        listener.close()
+        notify.close()
+
+
+def test_a_daemon_that_cannot_start_says_why(product: Product) -> None:
+    product.config.write_text("[daemon]\nreconcile = 'often'\n")
+    done = subprocess.run(
+        [sys.executable, "-I", "-m", "vgpu_hook.daemon"],
+        env={**os.environ, **product.environment},
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+    )
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: configuration {product.config}: daemon.reconcile")
