@@ -15,7 +15,7 @@ from tests.testbed.errors import TestbedError
 from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, Host, prepare
 from tests.testbed.machine import Machine
-from tests.testhost.vms import hold, let_go
+from tests.testhost.vms import hold, let_go, settled
 
 BEGIN = time.monotonic()
 DEVICE = device_of(uuid_of("web"))
@@ -67,13 +67,24 @@ class Demo:
         expect("assigned" in shown, "status says whose it is")
 
     def clone(self) -> None:
-        say("A clone carries the original's vGPU in its definition. Start it while 'web' runs:")
+        say("A clone carries the original's vGPU in its definition. Without vgpu-hookd, and while")
+        print(
+            "          'web' runs, start the clone (with a hook as in circulation, libvirt hangs):"
+        )
+        self.type("systemctl stop vgpu-hookd.socket vgpu-hookd.service")
         self.type("virt-clone --quiet --original web --name web-clone --preserve-data --auto-clone")
         refused = self.type("virsh start web-clone", fails=True)
         expect("has inherited" in refused, "the start is refused, with the reason and the remedy")
         listed = self.type("virsh list --all")
         expect("running" in listed, "virsh still answers, and 'web' runs")
         expect(self.host.mdevs() == [DEVICE], "the original's vGPU is untouched")
+        say("vgpu-hookd gives the clone a vGPU of its own, as it would have at once.")
+        self.type("systemctl start vgpu-hookd.socket vgpu-hookd.service")
+        uuid = self.host.virsh("domuuid", "web-clone").stdout.strip()
+        settled(self.host, "web-clone", device_of(uuid))
+        self.type("virsh start web-clone")
+        expect(len(self.host.mdevs()) == 2, "both run, each with its own vGPU")
+        self.type("virsh destroy web-clone")
 
     def stop(self) -> None:
         say("Stop it: the vGPU goes with it.")
@@ -88,7 +99,7 @@ class Demo:
         shown = self.type("vgpu-hook status")
         expect("retained" in shown, "the VM has stopped, and the vGPU is retained: nothing is lost")
         self.type("vgpu-hook explain web")
-        say("The process lets go. The next try, here by command, gets the vGPU back.")
+        say("The process lets go. vgpu-hookd would get the vGPU back within a minute; by command:")
         let_go(self.host)
         self.type("vgpu-hook release web")
         expect(self.host.mdevs() == [], "the kernel has no vGPU left")

@@ -8,7 +8,7 @@ A missing image is built (minutes, once); nothing is ever skipped for want of it
 """
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 
 import pytest
@@ -41,6 +41,20 @@ def _shown(config: pytest.Config) -> Iterator[None]:
     capture = config.pluginmanager.get_plugin("capturemanager")
     with capture.global_and_fixture_disabled() if capture else nullcontext():
         yield
+
+
+Show = Callable[[str], None]
+
+
+@pytest.fixture
+def show(pytestconfig: pytest.Config) -> Show:
+    """A function that shows a figure among the results, whatever the capturing."""
+
+    def line(text: str) -> None:
+        with _shown(pytestconfig):
+            print(f"\n  {text}", file=sys.stderr)
+
+    return line
 
 
 @pytest.fixture(scope="session")

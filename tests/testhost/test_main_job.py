@@ -1,6 +1,11 @@
-"""The main job on a real kernel, libvirt and QEMU, through virsh as people use it."""
+"""The main job on a real kernel, libvirt and QEMU, through virsh as people use it.
+
+Without the daemon: the hook is right by itself. With it, see test_life_cycle.py.
+"""
 
 from __future__ import annotations
+
+import pytest
 
 from tests.domains import device_of, uuid_of
 from tests.testbed.guests import domain_xml, mdev_hostdev
@@ -16,6 +21,11 @@ from tests.testhost.vms import (
 )
 
 FOREIGN = "11111111-2222-4333-8444-555555555555"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def without_daemon(host: Host) -> None:
+    host.run("systemctl stop vgpu-hookd.socket vgpu-hookd.service")
 
 
 def test_attach_start_destroy(host: Host) -> None:

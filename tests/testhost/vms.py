@@ -41,6 +41,26 @@ def define(host: Host, name: str, *profiles: str, disk: str = IDLE_DISK) -> list
     return devices
 
 
+def define_request(host: Host, name: str, *requests: dict[str, str]) -> None:
+    """Define a domain that asks for vGPUs and has no hostdev yet."""
+    host.define(domain_xml(name, uuid=uuid_of(name), disk=IDLE_DISK, profiles=requests))
+
+
+def definition_devices(host: Host, name: str) -> list[str]:
+    """Return the mdev UUIDs of a persistent definition."""
+    xml = host.virsh("dumpxml", "--inactive", name).stdout
+    return [part.split("'")[1] for part in xml.split("<address uuid=")[1:]]
+
+
+def settled(host: Host, name: str, *devices: str) -> None:
+    """Wait until the daemon has put a definition in order."""
+    host.wait_for(
+        f"{name} has {devices}",
+        lambda: definition_devices(host, name) == list(devices),
+        timeout=600,
+    )
+
+
 def status(host: Host) -> dict[str, Any]:
     value: dict[str, Any] = json.loads(host.run("vgpu-hook status --format json").stdout)
     return value

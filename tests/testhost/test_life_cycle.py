@@ -1,0 +1,297 @@
+"""The whole life of a vGPU on a real kernel and libvirt: clones, snapshots, restarts, deletion."""
+
+from __future__ import annotations
+
+import json
+import statistics
+
+from tests.domains import device_of, uuid_of
+from tests.testbed.guests import domain_xml, mdev_hostdev
+from tests.testbed.host import IDLE_DISK, IMAGES, Host
+from tests.testbed.plugin import Show
+from tests.testhost.vms import (
+    assignments,
+    define,
+    define_request,
+    definition_devices,
+    hold,
+    let_go,
+    qemu_pid,
+    settled,
+)
+
+FOREIGN = "11111111-2222-4333-8444-555555555555"
+STEPS = ["starts blocked", "stopped", "vGPU released", "undefined", "volume removed"]
+
+TIME_TO_ATTACHED = """\
+import subprocess, sys, time
+for number in range(20):
+    xml = open("/root/timed.xml").read().replace("NAME", f"timed{number}")
+    open("/root/one.xml", "w").write(xml.replace("00000000aaaa", f"{number:012x}"))
+    begin = time.monotonic()
+    subprocess.run(["virsh", "-q", "define", "/root/one.xml"], check=True)
+    defined = time.monotonic()
+    while True:
+        shown = subprocess.run(["virsh", "dumpxml", f"timed{number}"], stdout=subprocess.PIPE)
+        if b"ua-vgpu-0" in shown.stdout:
+            break
+        assert time.monotonic() - begin < 300
+    print("seconds", time.monotonic() - defined)
+    subprocess.run(["virsh", "-q", "undefine", f"timed{number}"], check=True)
+"""
+
+LOOP = """\
+import random, subprocess, sys
+name, events, xml = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+random.seed(name)
+def virsh(*arguments):
+    return subprocess.run(["virsh", "-q", *arguments], capture_output=True, text=True)
+for _ in range(events):
+    action = random.choice(["define", "define", "undefine", "start", "start", "destroy"])
+    done = virsh("define", xml) if action == "define" else virsh(action, name)
+    print(action, done.returncode, done.stderr.strip().replace("\\n", " "), flush=True)
+"""
+
+
+def test_r1_r2_a_defined_request_is_attached_and_plain_start_is_enough(
+    host: Host, show: Show
+) -> None:
+    define_request(host, "plain-start", {"profile": "mtty-1"})
+    device = device_of(uuid_of("plain-start"))
+    settled(host, "plain-start", device)
+    host.virsh("start", "plain-start")
+    assert host.mdevs() == [device]
+    host.virsh("destroy", "plain-start")
+    # R1, R2: gone, and persisted, by the time that libvirt has answered.
+    assert host.mdevs() == []
+    assert assignments(host) == []
+    text = domain_xml(
+        "NAME",
+        uuid="2b1f5c9e-7a65-4f0e-9d6e-00000000aaaa",
+        disk=IDLE_DISK,
+        profiles=[{"profile": "mtty-1"}],
+    )
+    host.machine.write("/root/timed.xml", text.encode())
+    host.machine.write("/root/timed.py", TIME_TO_ATTACHED.encode())
+    printed = host.run("python3 /root/timed.py", timeout=1200).stdout.splitlines()
+    times = [float(line.split()[1]) for line in printed if line.startswith("seconds")]
+    show(
+        f"from `virsh define` to attached, 20 times: median {statistics.median(times):.2f} s"
+        f" (min {min(times):.2f}, max {max(times):.2f}; under TCG)"
+    )
+    assert len(times) == 20
+
+
+def test_r8_a_clone_of_a_stopped_domain_gets_a_device_of_its_own(host: Host) -> None:
+    define_request(host, "first", {"profile": "mtty-1"})
+    settled(host, "first", device_of(uuid_of("first")))
+    host.run("virt-clone --original first --name second --preserve-data --auto-clone")
+    uuid = host.virsh("domuuid", "second").stdout.strip()
+    settled(host, "second", device_of(uuid))
+    for name in ("first", "second"):
+        host.virsh("start", name)
+    assert host.mdevs() == sorted([device_of(uuid_of("first")), device_of(uuid)])
+    for name in ("first", "second"):
+        host.virsh("destroy", name)
+    assert host.mdevs() == []
+
+
+def test_r7_r8_a_clone_of_a_domain_with_a_retained_vgpu(host: Host) -> None:
+    (device,) = define(host, "parent", "mtty-1")
+    host.virsh("start", "parent")
+    hold(host, "parent", device)
+    host.virsh("destroy", "parent")
+    assert assignments(host) == [("parent", "retained")]
+    host.run("virt-clone --original parent --name child --preserve-data --auto-clone")
+    uuid = host.virsh("domuuid", "child").stdout.strip()
+    settled(host, "child", device_of(uuid))
+    host.virsh("start", "child")
+    host.virsh("destroy", "child")
+    assert host.mdevs() == [device]
+    assert assignments(host) == [("parent", "retained")]
+    let_go(host)
+    # R7: the daemon gets it back by itself.
+    host.wait_for("the timer has released it", lambda: host.mdevs() == [], timeout=600)
+    assert assignments(host) == []
+
+
+def test_r9_after_a_snapshot_is_reverted_to_the_current_assignment_stands(host: Host) -> None:
+    disk = f"{IMAGES}/snap.qcow2"
+    host.run(f"qemu-img create -q -f qcow2 {disk} 1M")
+    xml = domain_xml("snap", uuid=uuid_of("snap"), disk=disk, profiles=[{"profile": "mtty-1"}])
+    host.define(xml.replace('type="raw"', 'type="qcow2"').replace("<readonly />", ""))
+    device = device_of(uuid_of("snap"))
+    settled(host, "snap", device)
+    host.virsh("snapshot-create-as", "snap", "s1")
+    host.run("vgpu-hook attach snap --slot 0 --profile mtty-2")
+    host.virsh("snapshot-revert", "snap", "s1")
+
+    def current() -> bool:
+        return 'profile="mtty-2"' in host.virsh("dumpxml", "snap").stdout
+
+    host.wait_for("what was planned last stands", current, timeout=600)
+    assert definition_devices(host, "snap") == [device]
+    host.virsh("start", "snap")
+    assert host.run(f"basename $(readlink /sys/bus/mdev/devices/{device}/mdev_type)").stdout == (
+        "mtty-2\n"
+    )
+    host.virsh("destroy", "snap")
+    assert host.mdevs() == []
+
+
+def test_r1_r10_delete_killed_after_each_step_ends_the_same(host: Host) -> None:
+    host.run(f"virsh pool-create-as images dir --target {IMAGES}")
+    for number, step in enumerate(STEPS):
+        name = f"doomed{number}"
+        disk = f"{IMAGES}/{name}.raw"
+        host.run(f"cp {IDLE_DISK} {disk} && virsh pool-refresh images")
+        xml = domain_xml(name, uuid=uuid_of(name), disk=disk, profiles=[{"profile": "mtty-1"}])
+        host.define(xml.replace("<readonly />", ""))
+        settled(host, name, device_of(uuid_of(name)))
+        host.virsh("start", name)
+        host.run(
+            f"stdbuf -oL vgpu-hook delete {name} --remove-storage | while read -r line; do"
+            f" case $line in '{step}'*) pkill -9 -f 'vgpu-hook delete' && break;; esac; done",
+            check=False,
+        )
+        if step == "starts blocked":
+            host.virsh("destroy", name, check=False)
+            refused = host.virsh("start", name, check=False)
+            assert f"domain '{name}' is being deleted (since" in refused.stderr
+        host.run(f"vgpu-hook delete {name} --remove-storage")
+        assert host.virsh("dominfo", name, check=False).returncode != 0
+        assert host.run(["test", "-e", disk], check=False).returncode == 1
+        history = json.loads(host.run(f"vgpu-hook explain {uuid_of(name)} --format json").stdout)[
+            "history"
+        ]
+        events = [entry["event"] for entry in history]
+        order = [
+            events.index(event)
+            for event in ("delete: starts blocked", "released", "delete: undefined")
+        ]
+        assert order == sorted(order)
+        if "delete: volume removed" in events:
+            assert events.index("delete: volume removed") > order[-1]
+    assert host.mdevs() == []
+    assert assignments(host) == []
+    host.virsh("pool-destroy", "images")
+
+
+def test_r12_r13_an_unknown_kind_of_hostdev_is_refused_and_nothing_is_made(host: Host) -> None:
+    xml = domain_xml(
+        "odd",
+        uuid=uuid_of("odd"),
+        disk=IDLE_DISK,
+        profiles=[{"profile": "mtty-1", "fork": "refuse"}],
+        extra_hostdevs=[mdev_hostdev(FOREIGN, alias="ua-vgpu-0")],
+    )
+    host.define(xml)
+    refused = host.virsh("start", "odd", check=False)
+    assert f"has inherited {FOREIGN}" in refused.stderr
+    assert host.mdevs() == []
+
+
+def test_vms_go_on_when_libvirtd_or_the_daemon_or_both_are_restarted(host: Host) -> None:
+    devices = [define(host, f"on{number}", "mtty-1")[0] for number in range(2)]
+    for number in range(2):
+        host.virsh("start", f"on{number}")
+    pids = [qemu_pid(host, f"on{number}") for number in range(2)]
+    for units in ("libvirtd", "vgpu-hookd", "libvirtd vgpu-hookd"):
+        host.run(f"systemctl kill --signal=KILL --kill-whom=main {units}")
+        host.run(f"systemctl restart {units}")
+        host.wait_for("libvirt answers", lambda: host.state("on0") == "running", timeout=600)
+        host.run("vgpu-hook reconcile")
+        assert host.mdevs() == sorted(devices)
+        assert [qemu_pid(host, f"on{number}") for number in range(2)] == pids
+        assert {state for _, state in assignments(host)} == {"assigned"}
+    for number in range(2):
+        host.virsh("destroy", f"on{number}")
+    assert host.mdevs() == []
+
+
+def test_a_vgpu_is_plugged_into_and_out_of_a_running_vm(host: Host) -> None:
+    define_request(host, "hot", {"profile": "mtty-1"})
+    settled(host, "hot", device_of(uuid_of("hot")))
+    host.virsh("start", "hot")
+    added = device_of(uuid_of("hot"), "1")
+    host.run("vgpu-hook attach hot --profile mtty-1 --live")
+    assert added in host.mdevs()
+    assert added in host.virsh("dumpxml", "hot").stdout
+    assert added in host.virsh("dumpxml", "hot", "--inactive").stdout
+    done = host.run("vgpu-hook detach hot --slot 1 --live", check=False)
+    assert done.returncode == 0, done.stderr
+    if "when the guest lets go" in done.stdout:  # a guest without a system never does
+        assert added in host.mdevs()
+    else:
+        assert added not in host.mdevs()
+    host.virsh("destroy", "hot")
+    assert host.mdevs() == []
+    assert assignments(host) == []
+
+
+def test_managed_save_gives_the_vgpu_back_and_start_takes_the_same(host: Host) -> None:
+    device = device_of(uuid_of("saved"))
+    host.define(
+        domain_xml(
+            "saved",
+            uuid=uuid_of("saved"),
+            disk=IDLE_DISK,
+            profiles=[{"profile": "mtty-1"}],
+            extra_hostdevs=[mdev_hostdev(device, alias="ua-vgpu-0")],
+            migratable=["ua-vgpu-0"],
+        )
+    )
+    host.virsh("start", "saved")
+    host.virsh("managedsave", "saved")
+    assert host.mdevs() == []
+    assert assignments(host) == []
+    host.virsh("start", "saved")
+    assert host.mdevs() == [device]
+    host.virsh("destroy", "saved")
+    assert host.mdevs() == []
+
+
+def test_200_events_in_random_order_and_ten_reconnects_end_in_agreement(host: Host) -> None:
+    host.machine.write("/root/loop.py", LOOP.encode())
+    for name in ("left", "right"):
+        xml = domain_xml(name, uuid=uuid_of(name), disk=IDLE_DISK, profiles=[{"profile": "1"}])
+        host.machine.write(f"/root/{name}.xml", xml.encode())
+        host.run(
+            f"systemd-run --quiet --remain-after-exit --unit=loop-{name}"
+            f" --property=StandardOutput=file:/root/{name}.log"
+            f" python3 /root/loop.py {name} 100 /root/{name}.xml"
+        )
+    for number in range(10):
+        host.run("sleep 5; systemctl restart libvirtd")
+        define_request(host, f"gap{number}", {"profile": "mtty-2"})
+
+    def over() -> bool:
+        states = host.run("systemctl show -P SubState loop-left loop-right").stdout.split()
+        return states == ["exited", "exited"]
+
+    host.wait_for("both loops have ended", over, timeout=2400)
+    log = host.run("cat /root/left.log /root/right.log").stdout.splitlines()
+    assert len(log) == 200
+    for number in range(10):
+        settled(host, f"gap{number}", device_of(uuid_of(f"gap{number}")))
+    host.run("vgpu-hook reconcile")
+    running = host.virsh("list", "--name").stdout.split()
+    assert host.mdevs() == sorted(device_of(uuid_of(name)) for name in running)
+    assert sorted(assignments(host)) == sorted((name, "assigned") for name in running)
+    for name in running:
+        host.virsh("destroy", name)
+    assert host.mdevs() == []
+
+
+def test_r5_r14_i9_after_a_reboot_nothing_stale_counts_and_starts_work(host: Host) -> None:
+    """Last in this module: it reboots the host."""
+    (device,) = define(host, "rebooted", "mtty-1")
+    host.virsh("start", "rebooted")
+    host.machine.reboot()
+    assert host.mdevs() == []
+    host.wait_for("no record is left", lambda: assignments(host) == [], timeout=600)
+    host.virsh("start", "rebooted")
+    assert host.mdevs() == [device]
+    assert assignments(host) == [("rebooted", "assigned")]
+    host.virsh("destroy", "rebooted")
+    assert host.mdevs() == []
