@@ -3,8 +3,9 @@
 The event loop runs in a thread of its own and its callbacks only put into the queue: a call to
 libvirt in a callback would stall the loop for as long as a hook holds the domain (facts B4).
 libvirt's default loop in a thread was chosen over libvirtaio: the worker's calls block, so that
-asyncio would need a thread as well (docs/architecture.md has the figures). Reconnects with back-off, registers before anything is
-listed, and reports each connection as RESYNC, since what happened before it is lost.
+asyncio would need a thread as well (docs/architecture.md has the figures). Reconnects with
+back-off, registers before anything is listed, and reports each connection as RESYNC, since what
+happened before it is lost.
 """
 
 from __future__ import annotations
