@@ -76,12 +76,14 @@ def domain_xml(
     extra_hostdevs: Sequence[ET.Element] = (),
     migratable: Sequence[str] = (),
     memory_mib: int = 32,
+    spare_ports: int = 0,
 ) -> str:
     """Return the XML of a domain with as few devices as libvirt allows.
 
     disk: path of a raw image; read-only, so that many guests can share it.
     profiles: the request: the attributes of each <vgpu>, such as {"profile": "mtty-1"}. With
         none there is no <metadata> at all.
+    spare_ports: PCIe root ports with nothing in them, for hot-plug.
     migratable: aliases of hostdevs that are an mtty, for a guest that will be saved or migrated:
         QEMU refuses that otherwise. libvirt's own aliases are hostdev0 and up.
     """
@@ -97,6 +99,10 @@ def domain_xml(
     ET.SubElement(system, "boot", dev="hd")
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     domain.append(_devices(disk, extra_hostdevs))
+    for _ in range(spare_ports):
+        ET.SubElement(
+            domain.findall("devices")[0], "controller", type="pci", model="pcie-root-port"
+        )
     if migratable:
         domain.append(_override(migratable))
     ET.indent(domain)

@@ -226,6 +226,17 @@ class Machine:
         """Restart it as an admin would, and wait until it is up again."""
         before = self.boot_id()
         self.run("systemctl reboot", check=False)
+        self._wait_for_boot(before)
+
+    def power_cycle(self) -> None:
+        """Pull the plug: what was not synced is lost, and nothing is shut down."""
+        before = self.boot_id()
+        self.ssh.close()
+        self.qemu.monitor_quiet("system_reset")
+        self._wait_for_boot(before)
+
+    def _wait_for_boot(self, before: str) -> None:
+        """Wait until a boot other than `before` is up and settled."""
         deadline = time.monotonic() + BOOT_TIMEOUT
         while True:
             self._connect(max(1.0, deadline - time.monotonic()))

@@ -31,6 +31,7 @@ HOST_PACKAGES = (
     "libvirt-daemon-system",
     "libvirt-clients",
     "qemu-system-x86",
+    "qemu-utils",
     "python3-libvirt",
     "python3-lxml",
     "python3-pydantic",
