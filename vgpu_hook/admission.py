@@ -9,7 +9,14 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 
-from vgpu_hook.model import Domain, Hostdev, Refused, VgpuRequest, derive_device_uuid
+from vgpu_hook.model import (
+    Domain,
+    Hostdev,
+    Refused,
+    VgpuRequest,
+    derive_device_uuid,
+    shell_word,
+)
 
 OwnersOf = Callable[[str], list[str]]
 """Given a device, returns the names of the domains whose records name it."""
@@ -67,15 +74,10 @@ def _check_asked(domain: Domain, request: VgpuRequest, owners_of: OwnersOf) -> N
 def attach_command(domain_name: str, request: VgpuRequest) -> str:
     """Return the shell command that gives the domain a vGPU of its own in this slot."""
     profile = shlex.quote(request.profile)
-    name = name_argument(domain_name)
+    name = shell_word(domain_name)
     return f"vgpu-hook attach --profile {profile} --slot {request.slot} {name}"
 
 
 def detach_command(domain_name: str, slot: str) -> str:
     """Return the shell command that takes the slot out of the domain's definition."""
-    return f"vgpu-hook detach --slot {slot} {name_argument(domain_name)}"
-
-
-def name_argument(domain_name: str) -> str:
-    """Return a domain's name as the last word of a shell command."""
-    return ("-- " if domain_name.startswith("-") else "") + shlex.quote(domain_name)
+    return f"vgpu-hook detach --slot {slot} {shell_word(domain_name)}"

@@ -56,22 +56,21 @@ def _command(command: list[str], deadline: Deadline, say: Callable[[str], None])
         if not deadline.remaining():
             break
         try:
-            done = subprocess.run(
-                command,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=deadline.remaining(),
-            )
-        except (OSError, subprocess.TimeoutExpired) as error:
+            # Its output goes where ours does. It is not waited for once it is given up on: a
+            # process that hangs in the kernel never ends.
+            process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+            status = process.wait(deadline.remaining())
+        except subprocess.TimeoutExpired:
+            process.kill()
+            cause = f"it has not ended within {deadline.seconds:.3g} s"
+            break
+        except OSError as error:
             cause = str(error)
             break
-        if done.returncode == 0:
+        if status == 0:
             say(f"done: {' '.join(command)}")
             return True
-        last = (done.stderr or done.stdout).strip().splitlines()
-        cause = f"exit status {done.returncode}" + (f": {last[-1]}" if last else "")
+        cause = f"exit status {status}"
         time.sleep(min(PAUSE, deadline.remaining()))
     say(f"failed: {' '.join(command)}: {cause}")
     return False

@@ -8,6 +8,8 @@ answers in time. Not a general process pool: one call, one child.
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import os
 import pickle
 import select
@@ -27,6 +29,10 @@ class Deadline:
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
         self._at = time.monotonic() + seconds
+
+    def expiry_ms(self) -> int:
+        """Return the moment as milliseconds of CLOCK_MONOTONIC, for another process."""
+        return int(self._at * 1000)
 
     def remaining(self) -> float:
         """Return the seconds that are left, never below 0."""
@@ -52,6 +58,9 @@ def run(
     child is killed then: one that hangs in the kernel dies as soon as its call returns,
     before it does anything else.
     """
+    _reap_given_up()
+    if not deadline.remaining():
+        raise DeadlineExceeded(f"no time was left for {doing}")
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -64,7 +73,9 @@ def run(
         os.close(reader)
         if data is None:
             os.kill(child, signal.SIGKILL)
-        os.waitpid(child, os.WNOHANG if data is None else 0)
+            _given_up.append(child)
+        else:
+            os.waitpid(child, 0)
     if data is None:
         raise DeadlineExceeded(f"{doing} has not returned within {deadline.seconds:.3g} s")
     if not data:
@@ -76,13 +87,26 @@ def run(
     raise result
 
 
+_given_up: list[int] = []
+"""Children that were killed and may not have died yet."""
+
+
+def _reap_given_up() -> None:
+    for child in list(_given_up):
+        with contextlib.suppress(ChildProcessError, ValueError):
+            if os.waitpid(child, os.WNOHANG)[0]:
+                _given_up.remove(child)
+
+
 def _child(
     call: Callable[..., Any], args: tuple[Any, ...], writer: int, keep: tuple[int, ...]
 ) -> None:
     """Do the call and leave the process, whatever happens."""
     status = 1
     try:
+        gc.disable()  # no finalizer of what the daemon's other threads were at
         signal.set_wakeup_fd(-1)
+        signal.pthread_sigmask(signal.SIG_SETMASK, [])
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, signal.SIG_DFL)
         null = os.open(os.devnull, os.O_RDWR)

@@ -71,6 +71,7 @@ def parser() -> argparse.ArgumentParser:
     delete.add_argument(
         "--remove-storage", action="store_true", help="and its volumes, if they are in a pool"
     )
+    delete.add_argument("--cancel", action="store_true", help="call off a deletion that stopped")
 
     _add(commands, "boot-gate", "run the boot commands and wait for the profiles domains ask for")
 

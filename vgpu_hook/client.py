@@ -37,7 +37,7 @@ def ask(
         try:
             encoded = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
             connection.settimeout(deadline.remaining() or 0.001)
-            connection.sendall(protocol.frame(*encoded, xml))
+            connection.sendall(protocol.frame(b"%d" % deadline.expiry_ms(), *encoded, xml))
             status, stderr = protocol.parts(_rest(connection, deadline))
             return int(status), stderr.decode("utf-8", "backslashreplace")
         except TimeoutError:

@@ -10,7 +10,6 @@ import argparse
 import sys
 
 from vgpu_hook import (
-    admission,
     bootgate,
     config,
     context,
@@ -20,8 +19,9 @@ from vgpu_hook import (
     placement,
 )
 from vgpu_hook.deletion import Deletion
-from vgpu_hook.libvirtd import Known, Libvirt, NoDomain
-from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest
+from vgpu_hook.libvirtd import Libvirt, NoDomain
+from vgpu_hook.lifecycle import Lifecycle
+from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, shell_word
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.tables import as_json, table
 
@@ -42,8 +42,14 @@ def attach(arguments: argparse.Namespace) -> int:
 
     if arguments.live:
         hostdev = _hostdev(domain.parse(libvirt.definition(found)), request, parents)
-        lifecycle = context.lifecycle(settings, context.store(settings), "attach")
-        hotplug.plug(libvirt, found, lifecycle, request, hostdev)
+        opened = context.store(settings)
+        hotplug.plug(
+            libvirt,
+            found,
+            lambda: context.lifecycle(settings, opened, "attach"),
+            request,
+            hostdev,
+        )
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
     _note_capacity(request, parents)
@@ -74,9 +80,15 @@ def detach(arguments: argparse.Namespace) -> int:
     if arguments.live:
         slots[:] = [arguments.slot or _only_slot(hotplug.live(libvirt, found))[0]]
         settings = config.load()
-        lifecycle = context.lifecycle(settings, context.store(settings), "detach")
+        opened = context.store(settings)
         arguments.slot = slots[0]
-        gone = hotplug.unplug(libvirt, found, lifecycle, slots[0])
+        gone = hotplug.unplug(
+            libvirt,
+            found,
+            opened,
+            lambda: context.lifecycle(settings, opened, "detach"),
+            slots[0],
+        )
     else:
         gone = not libvirt.is_active(found)
     if not arguments.live or libvirt.call(found, found.isPersistent):
@@ -118,16 +130,18 @@ def release(arguments: argparse.Namespace) -> int:
     """Release what a stopped domain still has on record."""
     settings = config.load()
     opened = context.existing_store(settings)
-    uuids = context.uuids(arguments.domain, opened)
     # Read before libvirt is asked: what a start makes meanwhile has another generation (R12).
+    uuids = context.uuids(arguments.domain, opened)
     rows = [row for uuid in uuids for row in (opened.of_domain(uuid) if opened else [])]
-    _refuse_if_active(arguments)
+    libvirt = Libvirt(arguments.connect)
+    for uuid in {row.domain_uuid for row in rows}:
+        _refuse_if_active(libvirt, uuid)
     if opened is None or not rows:
         print(f"Domain {arguments.domain!r} has no vGPU on record.")
         return 0
     lifecycle = context.lifecycle(settings, opened, "release command")
     left = []
-    for uuid in uuids:
+    for uuid in {row.domain_uuid for row in rows}:
         left += lifecycle.release_all(uuid, frozenset(row.generation for row in rows))
     for row in left:
         print(f"error: vGPU {row.device} is retained: {row.reason}", file=sys.stderr)
@@ -140,17 +154,16 @@ def reconcile(arguments: argparse.Namespace) -> int:
     settings = config.load()
     opened = context.store(settings)
 
-    def ask_libvirt() -> dict[str, Known] | None:
-        try:
-            return Libvirt(arguments.connect).domains()
-        except VgpuError as error:
-            print(f"warning: {error}", file=sys.stderr)
-            return None
-
+    try:
+        libvirt = Libvirt(arguments.connect)
+    except VgpuError as error:
+        print(f"warning: {error}", file=sys.stderr)
+        libvirt = None
     found = Reconciler(
         opened,
         lambda: context.lifecycle(settings, opened, "reconcile command"),
-        ask_libvirt,
+        libvirt.domains if libvirt is not None else lambda: None,
+        libvirt.mdevs if libvirt is not None else lambda domain_uuid: None,
         dry_run=arguments.dry_run,
     ).run()
     if arguments.format == "json":
@@ -164,13 +177,18 @@ def delete(arguments: argparse.Namespace) -> int:
     """Delete a domain in the order that loses no vGPU; go on with a deletion that was stopped."""
     settings = config.load()
     opened = context.store(settings)
-    lifecycle = context.lifecycle(settings, opened, "delete")
+
+    def lifecycle_for() -> Lifecycle:
+        return context.lifecycle(settings, opened, "delete")
 
     def say(text: str) -> None:
         print(text, flush=True)
 
-    deletion = Deletion(Libvirt(arguments.connect), opened, lifecycle, say)
-    deletion.run(arguments.domain, remove_storage=arguments.remove_storage)
+    deletion = Deletion(Libvirt(arguments.connect), opened, lifecycle_for, say)
+    if arguments.cancel:
+        deletion.cancel(arguments.domain)
+    else:
+        deletion.run(arguments.domain, remove_storage=arguments.remove_storage)
     return 0
 
 
@@ -226,23 +244,22 @@ def _only_slot(subject: Domain) -> list[str]:
     if len(slots) == 1:
         return slots
     if not slots:
-        raise VgpuError(f"domain {subject.name!r} has no vGPU")
-    name = admission.name_argument(subject.name)
+        raise VgpuError(f"domain {subject.name!r} has no vGPU", "run: vgpu-hook status")
+    name = shell_word(subject.name)
     raise VgpuError(
         f"domain {subject.name!r} has several vGPUs: slots {', '.join(slots)}",
         f"run: vgpu-hook detach --slot {slots[0]} {name}",
     )
 
 
-def _refuse_if_active(arguments: argparse.Namespace) -> None:
+def _refuse_if_active(libvirt: Libvirt, domain_uuid: str) -> None:
     """A running domain's vGPU is released when it stops; unknown counts as running (I2)."""
-    libvirt = Libvirt(arguments.connect)
     try:
-        found = libvirt.find(arguments.domain)
+        found = libvirt.find_uuid(domain_uuid)
     except NoDomain:
         return
     if libvirt.is_active(found):
         raise VgpuError(
             f"domain {found.name()!r} is running: its vGPU is released when it stops",
-            f"run: virsh shutdown {admission.name_argument(found.name())}",
+            f"run: virsh shutdown {shell_word(found.name())}",
         )

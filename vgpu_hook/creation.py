@@ -78,6 +78,8 @@ class Creation:
         found = self._host.find("mdev", device, self._deadline)
         if found is not None:
             return self._adopt(wanted, found)
+        for row in self._store.of_device(device):  # of another boot, and it could not be judged
+            raise wanted.refused(f"{device} is on record ({row.state}): {row.reason}")
         failures: dict[str, list[str]] = {}
         while True:
             row = self._intend(wanted, failures)

@@ -16,7 +16,6 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from types import FrameType
 from typing import Any
 
 from vgpu_hook import config, events, log, placement, server, store_file
@@ -31,6 +30,11 @@ from vgpu_hook.log import Log
 from vgpu_hook.model import VgpuError, VgpuRequest
 
 DEFAULT_MODEL = "vfio-pci"
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+STOP_WAIT = 40.0
+"""Seconds that what is under way may take when the daemon stops: below systemd's limit."""
+
 WORKER_PATIENCE = 600.0
 """Seconds after which an event that is still being handled means that the worker hangs."""
 
@@ -42,52 +46,49 @@ class Daemon:
         self._settings = settings
         self._log = events_log
         self._source = Source(settings.uri, events_log)
-        self._signals: list[int] = []
-        self._wake = threading.Event()
         self._busy_since: float | None = None
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        # Blocked before any thread starts: only the main one takes them, when it waits.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         listening = server.Server(server.listen(self._settings.runtime))
-        threading.Thread(target=listening.run, name="server", daemon=True).start()
-        worker = threading.Thread(target=self._source.run, args=(self._handle,), name="worker")
-        worker.daemon = True
+        accepting = threading.Thread(target=listening.run, name="server", daemon=True)
+        worker = threading.Thread(
+            target=self._source.run, args=(self._handle,), name="worker", daemon=True
+        )
+        accepting.start()
         worker.start()
         self._log.event("ready", "serving the hook")
         notify("READY=1")
-        self._wait(worker)
+        self._wait([accepting, worker])
         notify("STOPPING=1")
+        end = Deadline(STOP_WAIT)
         self._source.stop()
-        done = listening.stop(self._settings.hook_deadline)
-        worker.join(self._settings.hook_deadline)
+        done = listening.stop(end.remaining())
+        worker.join(end.remaining())
         if not done or worker.is_alive():
             self._log.event("unfinished", "stopped before everything was done", level="warning")
         return 0
 
-    def _wait(self, worker: threading.Thread) -> None:
+    def _wait(self, threads: list[threading.Thread]) -> None:
         """Keep the timer and the watchdog until a signal says to stop."""
         usec = int(os.environ.get("WATCHDOG_USEC", "0"))
         step = min(usec / 2e6, 5.0) if usec else 5.0
         next_reconcile = time.monotonic() + self._settings.reconcile_interval
         while True:
-            self._wake.wait(step)
-            self._wake.clear()
-            while self._signals:
-                if self._signals.pop(0) != signal.SIGHUP:
-                    return
+            caught = signal.sigtimedwait(SIGNALS, step)
+            if caught is not None and caught.si_signo != signal.SIGHUP:
+                return
+            if caught is not None:
                 self._reload()
             busy = self._busy_since
-            if worker.is_alive() and (busy is None or time.monotonic() - busy < WORKER_PATIENCE):
+            stuck = busy is not None and time.monotonic() - busy > WORKER_PATIENCE
+            if all(thread.is_alive() for thread in threads) and not stuck:
                 notify("WATCHDOG=1")
             if time.monotonic() >= next_reconcile:
                 self._source.ask(events.RECONCILE)
                 next_reconcile = time.monotonic() + self._settings.reconcile_interval
-
-    def _on_signal(self, number: int, frame: FrameType | None) -> None:
-        self._signals.append(number)
-        self._wake.set()
 
     def _reload(self) -> None:
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")

@@ -5,6 +5,7 @@ Knows nothing of what is stored (store.py, store_domains.py) nor of the file (st
 
 from __future__ import annotations
 
+import calendar
 import contextlib
 import sqlite3
 import time
@@ -55,6 +56,13 @@ def now() -> str:
     seconds = time.time()
     whole = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(seconds))
     return f"{whole}.{int(seconds * 1000) % 1000:03}Z"
+
+
+def seconds_since(moment: str) -> float:
+    """Return the seconds since a time that `now` gave; negative if the clock went back."""
+    whole, _, milliseconds = moment.rstrip("Z").partition(".")
+    then = calendar.timegm(time.strptime(whole, "%Y-%m-%dT%H:%M:%S"))
+    return time.time() - then - int(milliseconds) / 1000
 
 
 def store_error(path: str, error: Exception) -> StoreError:

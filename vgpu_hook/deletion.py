@@ -31,11 +31,15 @@ class Deletion:
     """One domain's deletion. `say` shows each step as it is done."""
 
     def __init__(
-        self, libvirt_: Libvirt, store: Store, lifecycle: Lifecycle, say: Callable[[str], None]
+        self,
+        libvirt_: Libvirt,
+        store: Store,
+        lifecycle_for: Callable[[], Lifecycle],
+        say: Callable[[str], None],
     ) -> None:
         self._libvirt = libvirt_
         self._store = store
-        self._lifecycle = lifecycle
+        self._lifecycle_for = lifecycle_for
         self._say = say
         self._uuid = ""
         self._name = ""
@@ -46,17 +50,40 @@ class Deletion:
         self._store.domains.mark_deleting(self._uuid, self._name)
         self._step("starts blocked")
         if found is not None:
-            volumes = domain.volume_paths(self._libvirt.definition(found))
-            if remove_storage:
-                self._store.domains.set_volumes(self._uuid, volumes)
+            # As long as there is a definition, this run's flag decides what is removed.
+            text = self._libvirt.definition(found)
+            volumes = self._volume_paths(text) if remove_storage else []
+            self._store.domains.set_volumes(self._uuid, volumes)
             self._stop(found)
         self._release()
         if found is not None:
             self._undefine(found)
         for path in self._store.domains.volumes(self._uuid):
             self._remove_volume(path)
-        self._store.domains.forget(self._uuid)
+        self._store.domains.end_deletion(self._uuid)
         self._step("done")
+
+    def cancel(self, subject: str) -> None:
+        """Call off a deletion: the domain, if it is still defined, can be started again."""
+        self._identify(subject)
+        if self._store.domains.deleting_since(self._uuid) is None:
+            raise VgpuError(f"domain {self._name!r} is not being deleted", "run: virsh list --all")
+        self._store.domains.end_deletion(self._uuid, keep=True)
+        self._step("called off")
+
+    def _volume_paths(self, text: bytes) -> list[str]:
+        """Return the paths of the domain's volumes; say which can't be found."""
+        paths = []
+        for pool, volume in domain.volumes(text):
+            if not pool:
+                paths.append(volume)
+                continue
+            try:
+                found = self._libvirt.connection.storagePoolLookupByName(pool)
+                paths.append(found.storageVolLookupByName(volume).path())
+            except libvirt.libvirtError as error:
+                self._step("volume left", f"{pool}/{volume}: {error.get_error_message()}")
+        return paths
 
     def _identify(self, subject: str) -> Any:
         """Return libvirt's domain; None if a deletion has got so far that it is undefined."""
@@ -83,8 +110,12 @@ class Deletion:
         self._step("stopped")
 
     def _release(self) -> None:
-        left = self._lifecycle.release_all(self._uuid)
-        for row in left:  # R3: a failed release never fails the delete
+        try:
+            left = self._lifecycle_for().release_all(self._uuid)
+        except VgpuError as error:  # R3: a failed release never fails the delete
+            self._step("vGPU retained", str(error))
+            return
+        for row in left:
             self._step("vGPU retained", f"{row.device}: {row.reason}")
         if not left:
             self._step("vGPU released")

@@ -22,6 +22,7 @@ from vgpu_hook.model import (
     DomainXmlError,
     Hostdev,
     VgpuRequest,
+    shell_word,
 )
 
 REQUEST = f"{{{NAMESPACE}}}vgpus"
@@ -70,20 +71,19 @@ def hostdev_xml(request: VgpuRequest, hostdev: Hostdev) -> bytes:
     return data
 
 
-def detach_hostdev(text: bytes, slot: str) -> bytes:
-    """Take the slot's hostdev out of the XML, and leave its request, if there is one."""
-    root = _root(text)
-    for element in _of_slot(root, slot):
-        _remove(element)
-    return _text(root)
-
-
-def volume_paths(text: bytes) -> list[str]:
-    """Return the paths of the domain's writable disks that are files or block devices."""
-    disks = [disk for disk in _root(text).iterfind("devices/disk") if disk.find("readonly") is None]
-    sources = [disk.find("source") for disk in disks if disk.get("device", "disk") == "disk"]
-    paths = [s.get("file") or s.get("dev") for s in sources if s is not None]
-    return [path for path in paths if path]
+def volumes(text: bytes) -> list[tuple[str, str]]:
+    """Return (pool, volume) or ("", path) of each disk that is the domain's own to write."""
+    found = []
+    for disk in _root(text).iterfind("devices/disk"):
+        source = disk.find("source")
+        shared = disk.find("readonly") is not None or disk.find("shareable") is not None
+        if source is None or shared or disk.get("device", "disk") != "disk":
+            continue
+        if source.get("pool") is not None:
+            found.append((source.get("pool"), source.get("volume", "")))
+        elif path := source.get("file") or source.get("dev"):
+            found.append(("", path))
+    return found
 
 
 def ensure_uuid(text: bytes) -> bytes:
@@ -195,7 +195,7 @@ def _requests(container: Any, domain_name: str) -> list[tuple[str, Any]]:
         if slot in found:
             raise DomainXmlError(
                 f"domain {domain_name!r} asks twice for a vGPU named {slot!r}",
-                f"run: virsh edit {domain_name}",
+                f"run: virsh edit {shell_word(domain_name)}",
             )
         found[slot] = element
     return list(found.items())
@@ -326,6 +326,9 @@ def _hostdev_element(request: VgpuRequest, hostdev: Hostdev) -> Any:
 
 def _keep_guest_side(old: Any, new: Any) -> None:
     """Carry over what the guest sees (address, boot order, ROM): only the source changes."""
+    for attribute in ("display", "ramfb"):
+        if attribute in old.attrib and attribute not in new.attrib:
+            new.set(attribute, old.get(attribute))
     for child in list(old):
         if child.tag not in ("source", "alias"):
             child.tail = None
@@ -374,5 +377,5 @@ def _remove(element: Any) -> None:
 def _bad(domain_name: str, attribute: str, value: str) -> DomainXmlError:
     return DomainXmlError(
         f"domain {domain_name!r}: the request's {attribute}={value[:80]!r} is not allowed",
-        f"run: virsh edit {domain_name}",
+        f"run: virsh edit {shell_word(domain_name)}",
     )

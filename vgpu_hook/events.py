@@ -10,8 +10,10 @@ happened before it is lost.
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
+import time
 from typing import Any, NamedTuple
 
 import libvirt
@@ -32,6 +34,9 @@ _STOP = "stop"
 
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 15.0
+LASTED = 30.0
+"""Seconds after which a connection counts as one that worked, and the pauses begin anew."""
+
 KEEPALIVE = (5, 3)
 """Seconds between probes, and how many may be missed."""
 
@@ -55,20 +60,27 @@ class Source:
         self._log = log
         self._queue: queue.Queue[Event] = queue.Queue()
         self._stopping = threading.Event()
+        self._number = 0
+        """Of the connection that events are taken from."""
+        self._callbacks: list[int] = []
 
     def run(self, handle: Any) -> None:
         """Call `handle(libvirt, event)` for every event, until `stop`."""
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
+            begun = time.monotonic()
             try:
-                libvirt_ = self._connect()
+                self._serve(self._connect(), handle)
+                cause = "the connection was lost"
             except (VgpuError, libvirt.libvirtError) as error:
-                self._log.event("disconnected", f"no libvirt: {error}", level="warning")
-                self._stopping.wait(pause)
-                pause = min(2 * pause, LONGEST_PAUSE)
-                continue
-            pause = FIRST_PAUSE
-            self._serve(libvirt_, handle)
+                cause = str(error)
+            if self._stopping.is_set():
+                return
+            self._log.event("disconnected", f"no libvirt: {cause}", level="warning")
+            if time.monotonic() - begun > LASTED:
+                pause = FIRST_PAUSE
+            self._stopping.wait(pause)
+            pause = min(2 * pause, LONGEST_PAUSE)
 
     def ask(self, kind: str) -> None:
         """Have something done, soon, in the worker: RESYNC or RECONCILE."""
@@ -85,10 +97,12 @@ class Source:
             if event.kind in (_CLOSED, _STOP):
                 break
             handle(libvirt_, event)
-        try:
+        self._number += 1  # what the old connection may still say is of no interest
+        with contextlib.suppress(libvirt.libvirtError):  # it was lost
+            for callback in self._callbacks:
+                libvirt_.connection.domainEventDeregisterAny(callback)
+            libvirt_.connection.unregisterCloseCallback()
             libvirt_.connection.close()
-        except libvirt.libvirtError:  # it was lost
-            return
 
     def _connect(self) -> Libvirt:
         """Open and register; what was queued for an older connection is of no use."""
@@ -98,25 +112,32 @@ class Source:
             if self._queue.get().kind == _STOP:
                 self._queue.put(Event(_STOP))
                 break
-        connection.registerCloseCallback(self._closed, None)
+        number = self._number
+        connection.registerCloseCallback(self._closed, number)
         connection.setKeepAlive(*KEEPALIVE)
-        for number, callback in (
-            (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle),
-            (libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE, self._metadata),
-            (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._removed),
-        ):
-            connection.domainEventRegisterAny(None, number, callback, None)
+        self._callbacks = [
+            connection.domainEventRegisterAny(None, kind, callback, number)
+            for kind, callback in (
+                (libvirt.VIR_DOMAIN_EVENT_ID_LIFECYCLE, self._lifecycle),
+                (libvirt.VIR_DOMAIN_EVENT_ID_METADATA_CHANGE, self._metadata),
+                (libvirt.VIR_DOMAIN_EVENT_ID_DEVICE_REMOVED, self._removed),
+            )
+        ]
         self._log.event("connected", f"connected to {self._uri}")
         self._queue.put(Event(RESYNC))
         return libvirt_
 
     # -- called by the event loop: only put into the queue ------------------------------
 
-    def _closed(self, connection: Any, reason: int, opaque: Any) -> None:
-        self._queue.put(Event(_CLOSED))
+    def _put(self, number: int, event: Event) -> None:
+        if number == self._number:
+            self._queue.put(event)
+
+    def _closed(self, connection: Any, reason: int, number: int) -> None:
+        self._put(number, Event(_CLOSED))
 
     def _lifecycle(
-        self, connection: Any, domain: Any, event: int, detail: int, opaque: Any
+        self, connection: Any, domain: Any, event: int, detail: int, number: int
     ) -> None:
         kind = {
             libvirt.VIR_DOMAIN_EVENT_DEFINED: DEFINED,
@@ -128,14 +149,14 @@ class Source:
         if kind == UNDEFINED and detail == libvirt.VIR_DOMAIN_EVENT_UNDEFINED_RENAMED:
             return  # DEFINED follows, under the new name
         if kind is not None:
-            self._queue.put(Event(kind, domain.UUIDString()))
+            self._put(number, Event(kind, domain.UUIDString()))
 
-    def _metadata(self, connection: Any, domain: Any, kind: int, uri: str, opaque: Any) -> None:
-        self._queue.put(Event(DEFINED, domain.UUIDString()))
+    def _metadata(self, connection: Any, domain: Any, kind: int, uri: str, number: int) -> None:
+        self._put(number, Event(DEFINED, domain.UUIDString()))
 
-    def _removed(self, connection: Any, domain: Any, alias: str, opaque: Any) -> None:
+    def _removed(self, connection: Any, domain: Any, alias: str, number: int) -> None:
         if alias.startswith(ALIAS_PREFIX):
-            self._queue.put(Event(UNPLUGGED, domain.UUIDString(), alias))
+            self._put(number, Event(UNPLUGGED, domain.UUIDString(), alias))
 
 
 def _start_loop() -> None:

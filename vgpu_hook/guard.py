@@ -86,7 +86,7 @@ def _named_once(others: tuple[Assignment, ...]) -> Fact:
 
 
 def _as_made(row: Assignment, found: Found) -> Fact:
-    if (found.type, found.parent) == (row.type, row.parent):
+    if found.type and (found.type, found.parent) == (row.type, row.parent):
         return Fact(True, f"it is {row.type} on {row.parent}, as recorded")
     return Fact(
         False,

@@ -14,7 +14,7 @@ from vgpu_hook.bounded import Deadline
 from vgpu_hook.config import Settings
 from vgpu_hook.frameworks import Framework
 from vgpu_hook.frameworks.mdev import Mdev
-from vgpu_hook.model import Assignment, Found, Parent, VgpuError
+from vgpu_hook.model import Assignment, DeadlineExceeded, Found, Parent, VgpuError
 
 T = TypeVar("T")
 
@@ -40,7 +40,12 @@ class Host:
         """Return the parents, without the GPUs that the configuration leaves out."""
         found: list[Parent] = []
         for framework in self._frameworks.values():
-            found += self._ask(f"reading the {framework.name} parents", deadline, framework.parents)
+            doing = f"reading the {framework.name} parents"
+            try:
+                share = deadline.capped(deadline.remaining() / 2)
+                found += self._ask(doing, share, framework.parents)
+            except DeadlineExceeded:
+                found += self._parents_one_by_one(framework, deadline)
         return tuple(parent for parent in found if not self._left_out(parent))
 
     def find(self, framework: str, device: str, deadline: Deadline) -> Found | None:
@@ -78,14 +83,30 @@ class Host:
         The intent must have been committed. Returns what the guard said.
         """
         doing = f"removing {row.device} from {row.parent}"
-        return self._ask(doing, deadline, self._judge_and_destroy, row, others)
+        return self._ask(doing, deadline, self._judge_and_destroy, row, others, deadline)
+
+    def _parents_one_by_one(self, framework: Framework, deadline: Deadline) -> list[Parent]:
+        """Read each parent apart: one that hangs must not hide the others."""
+        names = self._ask(f"listing the {framework.name} parents", deadline, framework.names)
+        found = []
+        for position, name in enumerate(names):
+            share = deadline.capped(deadline.remaining() / (len(names) - position + 1))
+            try:
+                found.append(self._ask(f"reading {name}", share, framework.parent, name))
+            except DeadlineExceeded as error:
+                found.append(Parent(framework.name, name, name, (), (), error.message))
+        return found
 
     def _judge(self, row: Assignment, others: tuple[Assignment, ...]) -> guard.Verdict:
         framework = self.framework(row.framework)
         return guard.judge(row, others, self.boot_id, framework, self._settings.roots)
 
-    def _judge_and_destroy(self, row: Assignment, others: tuple[Assignment, ...]) -> guard.Verdict:
+    def _judge_and_destroy(
+        self, row: Assignment, others: tuple[Assignment, ...], deadline: Deadline
+    ) -> guard.Verdict:
         verdict = self._judge(row, others)
+        if not deadline.remaining():  # frozen meanwhile: others may have gone on (R12)
+            raise DeadlineExceeded(f"no time was left for removing {row.device}")
         if verdict.action == guard.DESTROY:
             self.framework(row.framework).destroy(row.device, row.parent)
         return verdict

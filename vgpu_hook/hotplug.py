@@ -7,6 +7,7 @@ hold its lock while they call libvirt.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import libvirt
@@ -14,7 +15,8 @@ import libvirt
 from vgpu_hook import domain
 from vgpu_hook.libvirtd import Libvirt
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import ALIAS_PREFIX, Domain, Hostdev, VgpuError, VgpuRequest
+from vgpu_hook.model import ALIAS_PREFIX, Domain, Hostdev, VgpuError, VgpuRequest, shell_word
+from vgpu_hook.store import Store
 
 UNPLUG_WAIT = 20.0
 """Seconds that a guest is given to let go of the device."""
@@ -23,37 +25,48 @@ UNPLUG_WAIT = 20.0
 def plug(
     libvirt_: Libvirt,
     found: Any,
-    lifecycle: Lifecycle,
+    lifecycle_for: Callable[[], Lifecycle],
     request: VgpuRequest,
     hostdev: Hostdev,
 ) -> None:
     """Make the vGPU and put it into the running domain; give it back if that fails."""
     subject = live(libvirt_, found)
-    row = lifecycle.take(subject, request)
+    row = lifecycle_for().take(subject, request)
     xml = domain.hostdev_xml(request, hostdev).decode()
     flags = libvirt.VIR_DOMAIN_AFFECT_LIVE
     try:
         libvirt_.call(found, found.attachDeviceFlags, xml, flags)
     except VgpuError:
-        lifecycle.release_all(subject.uuid, frozenset([row.generation]))
+        # With a deadline of its own: libvirt may have taken long to refuse.
+        lifecycle_for().release_all(subject.uuid, frozenset([row.generation]))
         raise
 
 
-def unplug(libvirt_: Libvirt, found: Any, lifecycle: Lifecycle, slot: str) -> bool:
+def unplug(
+    libvirt_: Libvirt,
+    found: Any,
+    store: Store,
+    lifecycle_for: Callable[[], Lifecycle],
+    slot: str,
+) -> bool:
     """Ask the guest to let go of the vGPU, and release it; False if it has not let go yet.
 
-    The daemon then releases it when it does.
+    The daemon then releases it when it does. Only what is on record now is released (R12).
     """
     subject = live(libvirt_, found)
+    generations = store.generations(subject.uuid, slot)
     if subject.hostdev(slot) is None:
-        raise VgpuError(f"domain {subject.name!r} runs without a vGPU in slot {slot!r}")
+        raise VgpuError(
+            f"domain {subject.name!r} runs without a vGPU in slot {slot!r}",
+            f"run: vgpu-hook explain {shell_word(subject.name)}",
+        )
     libvirt_.call(found, found.detachDeviceAlias, ALIAS_PREFIX + slot, 0)
     end = time.monotonic() + UNPLUG_WAIT
     while live(libvirt_, found).hostdev(slot) is not None:
         if time.monotonic() > end:
             return False
         time.sleep(0.2)
-    lifecycle.release_slot(subject.uuid, slot)
+    lifecycle_for().release_all(subject.uuid, generations)
     return True
 
 

@@ -5,12 +5,15 @@ Never used by the hook, which would deadlock (facts A10), nor under a lock of ou
 
 from __future__ import annotations
 
+import contextlib
+import urllib.parse
 import uuid
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import libvirt
 
+from vgpu_hook import domain as domain_xml
 from vgpu_hook.model import VgpuError
 
 TRIES = 5
@@ -41,19 +44,18 @@ class Libvirt:
                 f"can't connect to libvirt at {uri}: {error.get_error_message()}",
                 "is libvirtd or virtqemud running?",
             ) from None
+        self._require_this_host()
 
     def find(self, domain: str) -> Any:
         """Return the domain of this name or UUID; raise NoDomain if there is none."""
-        lookups = [self.connection.lookupByName]
         if _is_uuid(domain):
-            lookups.insert(0, self.connection.lookupByUUIDString)
-        for lookup in lookups:
-            try:
-                return lookup(domain)
-            except libvirt.libvirtError as error:
-                if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
-                    raise failed(domain, error) from None
-        raise NoDomain(f"no domain {domain!r} at {self.uri}", "run: virsh list --all")
+            with contextlib.suppress(NoDomain):
+                return self.find_uuid(domain)
+        return self._look_up(self.connection.lookupByName, domain)
+
+    def find_uuid(self, domain_uuid: str) -> Any:
+        """Return the domain of this UUID, whatever others are named; or raise NoDomain."""
+        return self._look_up(self.connection.lookupByUUIDString, domain_uuid)
 
     def domains(self) -> dict[str, Known]:
         """Return every domain by UUID. Waits for hooks that are at work."""
@@ -66,6 +68,15 @@ class Libvirt:
         except libvirt.libvirtError as error:
             raise VgpuError(f"libvirt: {error.get_error_message()}") from None
         return found | {d.UUIDString(): Known(d.name(), True) for d in active}
+
+    def mdevs(self, domain_uuid: str) -> frozenset[str] | None:
+        """Return the mdevs that a running domain has now; None if that can't be told."""
+        try:
+            found = self.find_uuid(domain_uuid)
+            text = str(self.call(found, found.XMLDesc)).encode()
+            return frozenset(h.address for h in domain_xml.parse(text).hostdevs)
+        except VgpuError:
+            return None
 
     def is_active(self, domain: Any) -> bool:
         """Tell whether the domain runs, starts or stops: waits for a hook that is at work."""
@@ -95,6 +106,23 @@ class Libvirt:
                 self.call(domain, self.connection.defineXML, after.decode())
                 return True
         raise VgpuError(f"domain {name!r} is being changed by somebody else", "try again")
+
+    def _look_up(self, method: Callable[[str], Any], domain: str) -> Any:
+        try:
+            return method(domain)
+        except libvirt.libvirtError as error:
+            if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
+                raise failed(domain, error) from None
+        raise NoDomain(f"no domain {domain!r} at {self.uri}", "run: virsh list --all")
+
+    def _require_this_host(self) -> None:
+        """Refuse another host's libvirt: its domains say nothing of the devices that are here."""
+        uri = urllib.parse.urlsplit(self.connection.getURI())
+        if self.connection.getType() != "QEMU" or uri.netloc or uri.path != "/system":
+            raise VgpuError(
+                f"{self.uri} is not the system libvirt of this host's QEMU",
+                "use: --connect qemu:///system",
+            )
 
     def call(self, domain: Any, method: Callable[..., Any], *arguments: Any) -> Any:
         """Return what libvirt answers; raise VgpuError that names the domain."""

@@ -21,12 +21,14 @@ from vgpu_hook.model import (
     RELEASING,
     RETAINED,
     Assignment,
+    DeadlineExceeded,
     Domain,
     Parent,
     Refused,
     VgpuError,
     VgpuRequest,
     new_assignment,
+    shell_word,
 )
 from vgpu_hook.store import Store
 
@@ -62,7 +64,7 @@ class Lifecycle:
             return []
         taking = Deadline(self._deadline.remaining() * TAKING_SHARE)
         with self._locked(domain.uuid, taking):
-            self._store.domains.note_name(domain.uuid, domain.name)
+            self._store.domains.set_requests(domain.uuid, domain.name, requests)
             self._refuse_if_deleting(domain)
             self._release_stale(domain, taking)
             creation = self._creation(taking)
@@ -90,10 +92,10 @@ class Lifecycle:
         """R10: nobody starts a domain that is being deleted."""
         since = self._store.domains.deleting_since(domain.uuid)
         if since is not None:
-            name = admission.name_argument(domain.name)
+            name = shell_word(domain.name)
             raise Refused(
                 f"domain {domain.name!r} is being deleted (since {since})",
-                f"run: vgpu-hook explain {name}",
+                f"run: vgpu-hook delete {name}, or with --cancel",
             )
 
     def _release_stale(self, domain: Domain, deadline: Deadline) -> None:
@@ -118,7 +120,7 @@ class Lifecycle:
             if any(row.slot == request.slot for row in self._store.of_domain(domain.uuid)):
                 raise VgpuError(
                     f"domain {domain.name!r} has a vGPU in slot {request.slot!r} already",
-                    f"run: vgpu-hook explain {admission.name_argument(domain.name)}",
+                    f"run: vgpu-hook explain {shell_word(domain.name)}",
                 )
             row = self._creation(self._deadline).take(domain, request)
             self._report("assigned", row)
@@ -143,7 +145,10 @@ class Lifecycle:
     # -- stop, release ------------------------------------------------------------------
 
     def release_all(
-        self, domain_uuid: str, generations: frozenset[int] | None = None
+        self,
+        domain_uuid: str,
+        generations: frozenset[int] | None = None,
+        lock_wait: float | None = None,
     ) -> list[Assignment]:
         """Release what the domain has; return what is retained. Persisted when it returns.
 
@@ -152,8 +157,11 @@ class Lifecycle:
         R4: retained ones of earlier stops are tried again.
         R8: acts on records of this very domain alone; a fork can't reach its parent's.
         R12: acts only on `generations`, if given.
+        Raises DeadlineExceeded if others hold the domain's lock for `lock_wait` seconds, or for
+        too long.
         """
-        with self._locked(domain_uuid, self._deadline):
+        wait = self._deadline if lock_wait is None else self._deadline.capped(lock_wait)
+        with self._locked(domain_uuid, wait):
             rows = [
                 row
                 for row in self._store.of_domain(domain_uuid)
@@ -161,11 +169,6 @@ class Lifecycle:
             ]
             left = [self._release(row, share) for row, share in self._shares(rows, self._deadline)]
             return [row for row in left if row is not None]
-
-    def release_slot(self, domain_uuid: str, slot: str) -> list[Assignment]:
-        """Release the vGPU of one slot, that was taken out of the running domain."""
-        rows = [row for row in self._store.of_domain(domain_uuid) if row.slot == slot]
-        return self.release_all(domain_uuid, frozenset(row.generation for row in rows))
 
     def _release(self, row: Assignment, deadline: Deadline, why: str = "") -> Assignment | None:
         """Release one vGPU if the guard allows it (R6); return the row if it is retained.
@@ -236,6 +239,8 @@ class Lifecycle:
     @contextlib.contextmanager
     def _locked(self, domain_uuid: str, deadline: Deadline) -> Iterator[None]:
         with domain_lock(self._settings.runtime, domain_uuid, deadline) as lock:
+            if not deadline.remaining():  # frozen meanwhile: others may have gone on (R12)
+                raise DeadlineExceeded(f"no time was left for domain {domain_uuid}")
             self._host.lock = (lock,)
             try:
                 yield

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from vgpu_hook import definitions, domain, events
+from vgpu_hook import definitions, domain, events, hotplug
 from vgpu_hook.events import Event
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
@@ -55,7 +55,8 @@ class Listener:
 
     def reconcile(self, libvirt: Libvirt) -> list[Finding]:
         """Compare store, kernel and libvirt (R7)."""
-        return Reconciler(self._store, self._lifecycle_for, libvirt.domains).run()
+        reconciler = Reconciler(self._store, self._lifecycle_for, libvirt.domains, libvirt.mdevs)
+        return reconciler.run()
 
     def resync(self, libvirt: Libvirt) -> None:
         """Look at everything: whatever happened before the connection was not heard of."""
@@ -74,54 +75,58 @@ class Listener:
         """
         rows = self._store.of_domain(domain_uuid)
         known = self._store.domains.requests(domain_uuid)
+        stands = known if reverted and domain_uuid in self._store.domains.names() else None
         try:
-            found = libvirt.find(domain_uuid)
+            found = libvirt.find_uuid(domain_uuid)
             text = libvirt.definition(found)
         except NoDomain:
             return  # UNDEFINED follows, or has been
         if not domain.is_ours(text) and not known:
             return
-        settled: list[definitions.Settled] = []
-
-        def change(before: bytes) -> bytes:
-            keep = known if reverted and known else None
-            settled.append(definitions.settle(before, self._model_of, keep))
-            return settled[-1].text
-
         if libvirt.call(found, found.isPersistent):
-            libvirt.edit(found, change)
+            done = self._edit(libvirt, found, stands)
         else:
-            change(text)
-        done = settled[-1]
+            done = definitions.settle(text, self._model_of)._replace(changes=())
         self._store.domains.set_requests(domain_uuid, done.name, done.requests)
-        for text_of_change in done.changes:
-            self._store.note(domain_uuid, done.name, "definition", text_of_change)
-            message = f"definition of {done.name!r}: {text_of_change}"
+        for change in done.changes:
+            self._store.note(domain_uuid, done.name, "definition", change)
+            message = f"definition of {done.name!r}: {change}"
             self._log.event("settled", message, domain_uuid=domain_uuid, domain_name=done.name)
         asked = {request.slot for request in done.requests}
         surplus = frozenset(row.generation for row in rows if row.slot not in asked)
         if surplus and not libvirt.is_active(found):
             self._lifecycle_for().release_all(domain_uuid, surplus)
 
+    def _edit(
+        self, libvirt: Libvirt, found: Any, stands: tuple[VgpuRequest, ...] | None
+    ) -> definitions.Settled:
+        """Put the persistent definition in order, made anew if somebody changes it meanwhile."""
+        settled: list[definitions.Settled] = []
+
+        def change(before: bytes) -> bytes:
+            settled.append(definitions.settle(before, self._model_of, stands))
+            return settled[-1].text
+
+        libvirt.edit(found, change)
+        return settled[-1]
+
     def stopped(self, libvirt: Libvirt, domain_uuid: str) -> None:
         """Release what a stopped or undefined domain has left, and forget one that is gone (R4)."""
         generations = frozenset(row.generation for row in self._store.of_domain(domain_uuid))
         gone = False
         try:
-            if libvirt.is_active(libvirt.find(domain_uuid)):
+            if libvirt.is_active(libvirt.find_uuid(domain_uuid)):
                 return
         except NoDomain:
             gone = True
         if generations:
             self._lifecycle_for().release_all(domain_uuid, generations)
-        # A deletion forgets its domain itself, when it has done everything (R10).
-        if gone and not self._store.domains.deleting_since(domain_uuid):
+        if gone:
             self._store.domains.forget(domain_uuid)
 
     def unplugged(self, libvirt: Libvirt, domain_uuid: str, alias: str) -> None:
         """Release a vGPU that was taken out of a running domain."""
         slot = alias.removeprefix(ALIAS_PREFIX)
-        found: Any = libvirt.find(domain_uuid)
-        live = domain.parse(str(libvirt.call(found, found.XMLDesc)).encode())
-        if live.hostdev(slot) is None:
-            self._lifecycle_for().release_slot(domain_uuid, slot)
+        generations = self._store.generations(domain_uuid, slot)
+        if hotplug.live(libvirt, libvirt.find_uuid(domain_uuid)).hostdev(slot) is None:
+            self._lifecycle_for().release_all(domain_uuid, generations)

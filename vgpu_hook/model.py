@@ -184,6 +184,13 @@ class Assignment(NamedTuple):
     changed: str
 
 
+def shell_word(domain_name: str) -> str:
+    """Return a domain's name as the last word of a shell command, for hints."""
+    import shlex  # only needed when something is refused
+
+    return ("-- " if domain_name.startswith("-") else "") + shlex.quote(domain_name)
+
+
 def new_assignment(
     domain_uuid: str,
     domain_name: str,

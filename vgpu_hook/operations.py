@@ -36,22 +36,20 @@ def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> tuple[int, str]:
     operation = operation_of(arguments)
     if operation not in (START, *STOPS):
         return 0, ""
+    name = repr(arguments[0])
     try:
         _serve(operation, xml, run)
         return 0, ""
     except VgpuError as error:
-        text = str(error)
+        text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
-        text = f"internal error: {type(error).__name__}: {error}"
+        text = f"domain {name}: internal error: {type(error).__name__}: {error}"
     return failure(operation, arguments[0], text)
 
 
-def work(operation: str, subject: Domain, settings: Settings, seconds: float = 0) -> None:
-    """Do what the operation asks for: the one function for the hook and for the daemon.
-
-    `seconds` is how long it may take; by default its share of the deadline.
-    """
-    deadline = Deadline(seconds or settings.hook_deadline * WORK_SHARE)
+def work(operation: str, subject: Domain, settings: Settings, seconds: float) -> None:
+    """Do what the operation asks for, in `seconds`: the same for the hook and for the daemon."""
+    deadline = Deadline(seconds)
     opened = store_file.open_store(
         settings.state, operation, wait=settings.hook_deadline / 4, create=operation == START
     )
@@ -67,6 +65,17 @@ def work(operation: str, subject: Domain, settings: Settings, seconds: float = 0
             lifecycle.release_all(subject.uuid)
     finally:
         opened.close()
+
+
+def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> tuple[int, str]:
+    """Return the answer of a call that the daemon does, of which `seconds` are left."""
+
+    def run(operation: str, subject: Domain, settings: Settings) -> None:
+        if seconds <= 0:
+            raise DeadlineExceeded("the call came too late: its time was over")
+        work(operation, subject, settings, seconds * WORK_SHARE)
+
+    return answer(arguments, xml, run)
 
 
 def in_child(arguments: tuple[str, ...], xml: bytes, spent: float) -> tuple[int, str]:

@@ -4,11 +4,12 @@ One connection carries one call:
 
     client                      daemon
                                 GREETING              it is there and will answer
-    frame(arguments..., xml)                          the last part is the XML
+    frame(expiry, arguments..., xml)                  expiry: CLOCK_MONOTONIC, in ms
                                 frame(status, stderr)
 
 A frame is a netstring of netstrings (`5:hello,`). The client sends nothing before it has the
-greeting, so that a daemon that does not greet can't do what the client then does itself.
+greeting, so that a daemon that does not greet can't do what the client then does itself; and a
+daemon that comes to it after the expiry must not do it any more.
 GREETING carries the version: another one is refused by closing. Imports nothing: the
 client's start is what every VM start pays for.
 """
@@ -32,7 +33,7 @@ def frame(*parts: bytes) -> bytes:
 def length(head: bytes) -> int | None:
     """Return how many bytes the frame that begins so has in all; None if that needs more."""
     digits, colon, _ = head.partition(b":")
-    if len(digits) > 9 or (digits and not digits.isdigit()):
+    if len(digits) > 9 or (not digits.isdigit() and head != b""):
         raise ProtocolError("no frame")
     if not colon:
         return None

@@ -1,9 +1,8 @@
 """Store, kernel and libvirt compared (R7): what is orphaned and proved ours is released.
 
 Whatever can't be told is kept and reported (I2): libvirt that does not answer, calls that are
-under way, devices that nobody of ours is proved to have made. Who asked libvirt must have done
-so after reading nothing of the store: rows are read here, before libvirt's answer is used, and
-each release is for the generations that were read (R12).
+under way, devices that nobody of ours is proved to have made. Rows are read before libvirt is
+asked, and each release is for the generations that were read (R12).
 """
 
 from __future__ import annotations
@@ -12,12 +11,20 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from vgpu_hook import guard
+from vgpu_hook.database import seconds_since
 from vgpu_hook.libvirtd import Known
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import Assignment, DeadlineExceeded, VgpuError, derive_device_uuid
+from vgpu_hook.model import Assignment, VgpuError, derive_device_uuid
 from vgpu_hook.store import Store
 
 Domains = Mapping[str, Known]
+
+YOUNG = 300.0
+"""Seconds for which a record of a running domain is left alone: its device may be on its way into
+or out of it (hot-plug). Longer than a hook's deadline and libvirt's own waits together."""
+
+LOCK_WAIT = 0.5
+"""Seconds. Who holds a domain's lock is at work on it: there is another pass."""
 
 
 class Finding(NamedTuple):
@@ -30,19 +37,25 @@ class Finding(NamedTuple):
 
 
 class Reconciler:
-    """One comparison. `ask_libvirt` returns the domains, or None if it can't be asked."""
+    """One comparison.
+
+    `ask_libvirt` returns the domains, and `ask_devices` the mdevs that a running one has; None
+    if that can't be told.
+    """
 
     def __init__(
         self,
         store: Store,
         lifecycle_for: Callable[[], Lifecycle],
         ask_libvirt: Callable[[], Domains | None],
+        ask_devices: Callable[[str], frozenset[str] | None],
         *,
         dry_run: bool = False,
     ) -> None:
         self._store = store
         self._lifecycle_for = lifecycle_for
         self._ask_libvirt = ask_libvirt
+        self._ask_devices = ask_devices
         self._dry_run = dry_run
 
     def run(self) -> list[Finding]:
@@ -53,8 +66,7 @@ class Reconciler:
         found = [*self._unrecorded(rows, domains), *self._recorded(rows, domains)]
         if domains is not None and not self._dry_run:
             for gone in names.keys() - domains.keys():
-                if not self._store.domains.deleting_since(gone):  # a deletion ends its own
-                    self._store.domains.forget(gone)
+                self._store.domains.forget(gone)
         return found
 
     def _recorded(self, rows: list[Assignment], domains: Domains | None) -> list[Finding]:
@@ -62,15 +74,22 @@ class Reconciler:
         if domains is None:
             cause = "libvirt can't be asked whether its domain runs"
             return [Finding(row.device, row.domain_name, "kept", cause) for row in rows]
-        idle: dict[str, list[Assignment]] = {}
+        orphans: dict[str, list[Assignment]] = {}
         for row in rows:
             known = domains.get(row.domain_uuid)
-            if known is None or not known.active:
-                idle.setdefault(row.domain_uuid, []).append(row)
+            if known is None or not known.active or self._was_unplugged(row):
+                orphans.setdefault(row.domain_uuid, []).append(row)
         found = []
-        for domain_uuid, mine in idle.items():
+        for domain_uuid, mine in orphans.items():
             found += self._judge(mine) if self._dry_run else self._release(domain_uuid, mine)
         return found
+
+    def _was_unplugged(self, row: Assignment) -> bool:
+        """Tell of a running domain's vGPU that it no longer has: the event was missed."""
+        if not seconds_since(row.changed) - YOUNG >= 0:
+            return False
+        devices = self._ask_devices(row.domain_uuid)
+        return devices is not None and row.device not in devices
 
     def _judge(self, rows: list[Assignment]) -> list[Finding]:
         lifecycle = self._lifecycle_for()
@@ -85,8 +104,8 @@ class Reconciler:
     def _release(self, domain_uuid: str, rows: list[Assignment]) -> list[Finding]:
         generations = frozenset(row.generation for row in rows)
         try:
-            left = self._lifecycle_for().release_all(domain_uuid, generations)
-        except DeadlineExceeded as error:
+            left = self._lifecycle_for().release_all(domain_uuid, generations, LOCK_WAIT)
+        except VgpuError as error:
             return [Finding(r.device, r.domain_name, "kept", error.message) for r in rows]
         retained = {row.generation: row.reason for row in left}
         return [
@@ -103,7 +122,11 @@ class Reconciler:
         """Adopt devices whose derived UUID proves their owner; report all others."""
         recorded = {row.device for row in rows}
         found = []
-        for parent in self._lifecycle_for().parents():
+        try:
+            parents = self._lifecycle_for().parents()
+        except VgpuError as error:
+            return [Finding("", "", "kept", error.message)]
+        for parent in parents:
             for device in parent.devices:
                 if device not in recorded:
                     found.append(self._adopt(device, parent.name, domains, rows))
@@ -116,11 +139,11 @@ class Reconciler:
         if owner is None:
             return Finding(device, "", "left alone", f"not made by vgpu-hook (on {parent})")
         name = self._store.domains.names().get(owner, owner)
-        request = next(
-            request
-            for request in self._store.domains.requests(owner)
-            if derive_device_uuid(owner, request.slot) == device
-        )
+        requests = self._store.domains.requests(owner)
+        derived = (r for r in requests if derive_device_uuid(owner, r.slot) == device)
+        request = next(derived, None)
+        if request is None:
+            return Finding(device, name, "kept", "its domain is changing")
         proof = f"its UUID is derived for slot {request.slot}"
         if domains is None:
             return Finding(device, name, "kept", "libvirt can't be asked about its domain")

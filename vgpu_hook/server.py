@@ -53,7 +53,12 @@ class Server:
                 continue
             with self._idle:
                 self._active += 1
-            threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            try:
+                threading.Thread(target=self._serve, args=(connection,), daemon=True).start()
+            except RuntimeError:  # no thread is left for it: the hook does the call itself
+                connection.close()
+                self._done()
+                time.sleep(ACCEPT_PAUSE)
 
     def stop(self, wait: float) -> bool:
         """Accept no more; wait for the calls under way, and tell whether all have ended.
@@ -66,22 +71,24 @@ class Server:
 
     def _serve(self, connection: socket.socket) -> None:
         try:
-            with connection, contextlib.suppress(OSError, protocol.ProtocolError):
+            with connection, contextlib.suppress(OSError, ValueError, protocol.ProtocolError):
                 connection.settimeout(PEER_WAIT)
                 if peer_is_root(connection):
                     connection.sendall(protocol.GREETING)
-                    *arguments, xml = protocol.parts(_receive_frame(connection))
+                    expiry, *arguments, xml = protocol.parts(_receive_frame(connection))
                     names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
-                    status, stderr = (
-                        operations.answer(names, xml, operations.work) if names else (0, "")
-                    )
+                    seconds = int(expiry) / 1000 - time.monotonic()
+                    status, stderr = operations.in_thread(names, xml, seconds)
                     text = stderr.encode("utf-8", "backslashreplace")
                     connection.sendall(protocol.frame(b"%d" % status, text))
         finally:
-            self._slots.release()
-            with self._idle:
-                self._active -= 1
-                self._idle.notify_all()
+            self._done()
+
+    def _done(self) -> None:
+        self._slots.release()
+        with self._idle:
+            self._active -= 1
+            self._idle.notify_all()
 
 
 def listen(runtime: str) -> socket.socket:

@@ -82,9 +82,7 @@ class Store:
             for old in self._select(
                 "WHERE device = ? AND domain_uuid = ?", row.device, row.domain_uuid
             ):
-                self._database.execute(
-                    "DELETE FROM assignment WHERE generation = ?", (old.generation,)
-                )
+                self._delete(old)
                 self._record(old, "superseded", "its device was adopted by a later start")
             return self._insert(row._replace(state=ASSIGNED, reason=""), "adopted", detail)
 
@@ -118,6 +116,11 @@ class Store:
     def of_domain(self, domain_uuid: str) -> list[Assignment]:
         """Return the domain's rows, oldest first."""
         return self._select("WHERE domain_uuid = ?", domain_uuid)
+
+    def generations(self, domain_uuid: str, slot: str) -> frozenset[int]:
+        """Return the generations of the domain's rows for one slot."""
+        rows = self.of_domain(domain_uuid)
+        return frozenset(row.generation for row in rows if row.slot == slot)
 
     def of_device(self, device: str) -> list[Assignment]:
         """Return the rows that name the device, oldest first."""

@@ -7,6 +7,8 @@ stands when a snapshot brings back an older definition (R9), and what the boot g
 
 from __future__ import annotations
 
+import json
+
 from vgpu_hook.database import Database, now
 from vgpu_hook.model import VgpuRequest, derive_device_uuid
 
@@ -37,10 +39,26 @@ class DomainRecords:
         return [row[0] for row in found]
 
     def forget(self, domain_uuid: str) -> None:
-        """Forget the domain, its requests and its mark; assignments stay until released."""
+        """Forget the domain and its requests, unless it is being deleted (R10).
+
+        Assignments stay until they are released.
+        """
         with self._database.transaction():
-            self._database.execute("DELETE FROM request WHERE domain_uuid = ?", (domain_uuid,))
-            self._database.execute("DELETE FROM domain WHERE uuid = ?", (domain_uuid,))
+            done = self._database.execute(
+                "DELETE FROM domain WHERE uuid = ? AND deleting_since IS NULL", (domain_uuid,)
+            )
+            if done.rowcount:
+                self._database.execute("DELETE FROM request WHERE domain_uuid = ?", (domain_uuid,))
+
+    def end_deletion(self, domain_uuid: str, *, keep: bool = False) -> None:
+        """Lift the mark; forget the domain too, unless `keep` (its deletion was called off)."""
+        with self._database.transaction():
+            self._database.execute(
+                "UPDATE domain SET deleting_since = NULL, volumes = '' WHERE uuid = ?",
+                (domain_uuid,),
+            )
+        if not keep:
+            self.forget(domain_uuid)
 
     # -- deletion -----------------------------------------------------------------------
 
@@ -65,7 +83,7 @@ class DomainRecords:
         """Remember the volumes that a deletion is to remove, before the definition goes."""
         with self._database.transaction():
             self._database.execute(
-                "UPDATE domain SET volumes = ? WHERE uuid = ?", ("\n".join(volumes), domain_uuid)
+                "UPDATE domain SET volumes = ? WHERE uuid = ?", (json.dumps(volumes), domain_uuid)
             )
 
     def volumes(self, domain_uuid: str) -> list[str]:
@@ -73,7 +91,7 @@ class DomainRecords:
         row = self._database.execute(
             "SELECT volumes FROM domain WHERE uuid = ?", (domain_uuid,)
         ).fetchone()
-        return row[0].splitlines() if row and row[0] else []
+        return [str(path) for path in json.loads(row[0])] if row and row[0] else []
 
     # -- requests -----------------------------------------------------------------------
 

@@ -166,7 +166,9 @@ def _create(state: str, path: str) -> None:
     """Make an empty store beside its place and link it there: others see all or nothing."""
     # Of this thread alone: the daemon serves several calls at once.
     temporary = f"{path}.new-{os.getpid()}-{os.urandom(4).hex()}"
-    if os.path.lexists(f"{path}-wal"):  # SQLite would play it into the new file
+    # SQLite would play it into the new file. Looked at in this order: another process may be making
+    # the store right now.
+    if os.path.lexists(f"{path}-wal") and not os.path.lexists(path):
         raise store_error(path, OSError(f"{path}-wal is there without it"))
     try:
         os.makedirs(state, mode=0o700, exist_ok=True)

@@ -28,7 +28,7 @@ for pair in etc:/etc/libvirt run:/run/libvirt lib:/var/lib/libvirt log:/var/log/
     mkdir -p "$1/${pair%%:*}" "${pair#*:}"
     mount --bind "$1/${pair%%:*}" "${pair#*:}"
 done
-virtlogd --daemon
+virtlogd --daemon --pid-file /run/libvirt/virtlogd.pid
 while true; do  # the test ends it to see it come back
     libvirtd --config /etc/libvirt/libvirtd.conf --pid-file /run/libvirt/libvirtd.pid &
     wait $!  # as the first process of its namespace it reaps what others leave

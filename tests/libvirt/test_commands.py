@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.domains import device_of, uuid_of
+from tests.domains import device_of, domain_xml, uuid_of
 from tests.libvirt.server import LibvirtServer
 from tests.product import Product
 
@@ -96,10 +96,13 @@ def test_release_refuses_a_running_domain_and_an_unreachable_libvirt(
 ) -> None:
     define("a")
     assert server.virsh("start", "a").returncode == 0
+    hooked.hook("a", "prepare", domain_xml("a", {"0": "mtty-1"}))
     answer = hooked.command("release", "-c", server.uri, "a")
     assert answer.status == 1
     assert "'a' is running" in answer.err
     assert server.virsh("destroy", "a").returncode == 0
+    answer = hooked.command("release", "-c", server.uri, "a")
+    assert answer == (0, "Released 1 of 1 vGPUs of domain 'a'.\n", "")
     answer = hooked.command("release", "-c", server.uri, "a")
     assert answer == (0, "Domain 'a' has no vGPU on record.\n", "")
     answer = hooked.command("release", "-c", f"qemu+unix:///system?socket={tmp_path}/none", "a")

@@ -59,10 +59,6 @@ def test_r7_a_device_is_adopted_by_its_derived_uuid_when_the_record_was_lost(
     assert answer.status == 0
     hooked.hook("a", "prepare", A)
     hooked.query("DELETE FROM assignment")
-    hooked.query(
-        "INSERT INTO request (domain_uuid, slot, device, profile, fork)"
-        f" VALUES ('{uuid_of('a')}', '0', '{DEVICE}', 'mtty-1', 'new')"
-    )
     assert reconcile(hooked, server.uri) == [(DEVICE, "a", "adopted"), (DEVICE, "a", "released")]
     assert hooked.sim.devices() == []
 
@@ -208,6 +204,7 @@ def test_the_boot_gate_runs_commands_in_order_and_waits_for_late_parents(
     tool.chmod(0o755)
     product.configure(extra=f"[boot]\ncommands = [['{tool}', '-e'], ['{tool}', '-shm']]\n")
     product.hook("seed", "prepare", domain_xml("seed", {"0": "none"}))  # makes the store
+    product.query("DELETE FROM request")
     product.query(
         "INSERT INTO request (domain_uuid, slot, device, profile, fork)"
         f" VALUES ('{uuid_of('a')}', '0', '{DEVICE}', 'nvidia-222', 'new')"

@@ -123,9 +123,11 @@ def test_i3_a_daemon_that_does_not_answer(product: Product, daemon: Daemon) -> N
         b"99999999999:",
         b"5:he",
         protocol.frame(b"only one part"),
-        protocol.frame(b"a", b"prepare", b"begin", b"-", b"<broken"),
-        protocol.frame(b"a", b"unheard-of", b"x"),
-        protocol.frame(b"\xff\xfe", b"stopped", A),
+        protocol.frame(b"soon", b"a", b"prepare", A),
+        protocol.frame(b"0", b"a", b"prepare", b"begin", b"-", b"<broken"),
+        protocol.frame(b"0", b"a", b"unheard-of", b"x"),
+        protocol.frame(b"0", b"\xff\xfe", b"stopped", A),
+        b":",
         b"3:1:a,,",
     ],
     ids=repr,
@@ -140,6 +142,18 @@ def test_garbage_costs_nobody_else_anything(product: Product, daemon: Daemon, se
         assert product.hook("a", "prepare", A) == (0, "", "")
     assert product.hook("a", "stopped", A) == (0, "", "")
     assert daemon.poll() is None
+
+
+def test_r12_a_call_that_comes_too_late_is_not_done(product: Product, daemon: Daemon) -> None:
+    """The client has given up on it and has answered: a start may have followed."""
+    product.hook("a", "prepare", A)
+    product.sim.reset_writes()
+    with connect(product) as peer:
+        assert peer.recv(100) == protocol.GREETING
+        peer.sendall(protocol.frame(b"1", b"a", b"stopped", b"end", b"-", A))
+        assert protocol.parts(peer.recv(1 << 16)) == [b"0", b""]
+    assert product.sim.writes() == []
+    assert product.rows() == [("a", "0", "assigned")]
 
 
 def test_only_root_may_use_the_socket(product: Product, daemon: Daemon) -> None:

@@ -99,10 +99,10 @@ def domain_xml(
     ET.SubElement(system, "boot", dev="hd")
     ET.SubElement(ET.SubElement(domain, "features"), "acpi")
     domain.append(_devices(disk, extra_hostdevs))
-    for _ in range(spare_ports):
-        ET.SubElement(
-            domain.findall("devices")[0], "controller", type="pci", model="pcie-root-port"
-        )
+    for index in range(spare_ports + 1 if spare_ports else 0):
+        model = "pcie-root-port" if index else "pcie-root"
+        where = {"type": "pci", "index": str(index), "model": model}
+        ET.SubElement(domain.findall("devices")[0], "controller", where)
     if migratable:
         domain.append(_override(migratable))
     ET.indent(domain)

@@ -178,7 +178,7 @@ def test_r1_r10_delete_killed_after_each_step_ends_the_same(host: Host) -> None:
             events.index(event)
             for event in ("delete: starts blocked", "released", "delete: undefined")
         ]
-        assert order == sorted(order)
+        assert order == sorted(order), history
         if "delete: volume removed" in events:
             assert events.index("delete: volume removed") > order[-1]
     assert host.mdevs() == []

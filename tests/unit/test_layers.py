@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from pathlib import Path
 
@@ -95,7 +96,7 @@ def test_only_the_roots_name_sys_proc_and_dev(file: Path) -> None:
         for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
     ]
-    named = [text for text in texts if text.startswith(("/sys", "/proc", "/dev"))]
+    named = [text for text in texts if re.match("/(sys|proc|dev)(/|$)", text)]
     if name(file) in ("vfio", "frameworks.mdev"):
         # The kernel's own names for handles, compared with what /proc says, are no paths.
         named = [text for text in named if not text.startswith("/dev/vfio/")]

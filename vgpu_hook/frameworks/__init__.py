@@ -15,6 +15,12 @@ class Framework(Protocol):
     def parents(self) -> tuple[Parent, ...]:
         """Return the parents of the host; one that can't be read carries a `problem`."""
 
+    def names(self) -> list[str]:
+        """Return the names of the parents, without reading them."""
+
+    def parent(self, name: str) -> Parent:
+        """Return one parent."""
+
     def find(self, device: str, parent: str | None = None) -> Found | None:
         """Return the device as the kernel has it now; None only if it is surely absent.
 

@@ -33,7 +33,11 @@ class Mdev:
 
     def parents(self) -> tuple[Parent, ...]:
         """Return every parent with its types, as the kernel shows them at this moment."""
-        return tuple(self._parent(name) for name in sysfs.entries(self._bus))
+        return tuple(self.parent(name) for name in self.names())
+
+    def names(self) -> list[str]:
+        """Return the names of the parents, as in /sys/class/mdev_bus."""
+        return sysfs.entries(self._bus)
 
     def find(self, device: str, parent: str | None = None) -> Found | None:
         """Return the device; `removing` if the bus has dropped it but its parent has not."""
@@ -95,7 +99,7 @@ class Mdev:
             raise KernelError(f"{device!r} is not the UUID of a mediated device")
         return os.path.join(self._devices, device)
 
-    def _parent(self, name: str) -> Parent:
+    def parent(self, name: str) -> Parent:
         """Read one parent. What can't be read makes this parent unusable, and no other."""
         gpu = name
         types: tuple[VgpuType, ...] = ()
