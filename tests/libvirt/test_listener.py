@@ -52,6 +52,17 @@ def clone(server: LibvirtServer, tmp_path: Path, original: str, name: str) -> No
     assert server.virsh("define", str(file)).returncode == 0
 
 
+def define_with_qcow2(define: Define, tmp_path: Path) -> None:
+    """Define `a` with a request and a disk that can be snapshot."""
+    disk = tmp_path / "disk.qcow2"
+    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(disk), "1M"], check=True)
+    devices = (
+        "<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
+        f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
+    )
+    define("a", request("mtty-1"), devices)
+
+
 def test_a_defined_request_becomes_a_hostdev_once(
     server: LibvirtServer, hooked: Product, define: Define
 ) -> None:
@@ -175,14 +186,8 @@ def test_a_request_taken_out_of_a_stopped_domain_gives_its_vgpu_back(
 def test_r9_a_reverted_snapshot_keeps_the_current_request(
     server: LibvirtServer, hooked: Product, define: Define, tmp_path: Path
 ) -> None:
-    disk = tmp_path / "disk.qcow2"
-    subprocess.run(["qemu-img", "create", "-q", "-f", "qcow2", str(disk), "1M"], check=True)
-    devices = (
-        f"<disk type='file' device='disk'><driver name='qemu' type='qcow2'/>"
-        f"<source file='{disk}'/><target dev='vda' bus='virtio'/></disk>"
-    )
     own = device_of(uuid_of("a"))
-    define("a", request("mtty-1"), devices)
+    define_with_qcow2(define, tmp_path)
     wait_for_hostdevs(server, hooked, "a", own)
     assert server.virsh("snapshot-create-as", "a", "s1").returncode == 0
     answer = hooked.command("attach", "-c", server.uri, "a", "--profile", "mtty-2", "--slot", "0")
@@ -196,6 +201,32 @@ def test_r9_a_reverted_snapshot_keeps_the_current_request(
     assert hostdevs(server, "a") == [own]
     assert known(hooked) == [("a", "0", "mtty-2")]
     server.virsh("snapshot-delete", "a", "s1", "--metadata")
+
+
+def test_r9_a_reverted_snapshot_brings_no_request_back_that_was_taken_out(
+    server: LibvirtServer, hooked: Product, define: Define, tmp_path: Path
+) -> None:
+    define_with_qcow2(define, tmp_path)
+    wait_for_hostdevs(server, hooked, "a", device_of(uuid_of("a")))
+    assert server.virsh("snapshot-create-as", "a", "s1").returncode == 0
+    assert hooked.command("detach", "-c", server.uri, "a").status == 0
+    hooked.wait_for("it is forgotten", lambda: known(hooked) == [])
+    assert server.virsh("snapshot-revert", "a", "s1").returncode == 0
+    wait_for_hostdevs(server, hooked, "a")
+    assert "mtty-1" not in server.virsh("dumpxml", "--inactive", "a").stdout
+    server.virsh("snapshot-delete", "a", "s1", "--metadata")
+
+
+def test_a_domain_that_is_named_like_anothers_uuid_is_not_taken_for_it(
+    server: LibvirtServer, hooked: Product, define: Define
+) -> None:
+    define("a", request("mtty-1"))
+    wait_for_hostdevs(server, hooked, "a", device_of(uuid_of("a")))
+    hooked.hook("a", "prepare", domain_xml("a", {"0": "mtty-1"}))
+    define(uuid_of("a"))
+    server.virsh("start", uuid_of(uuid_of("a")))
+    assert server.virsh("undefine", "a").returncode == 0
+    hooked.wait_for("it is released all the same", lambda: hooked.rows() == [])
 
 
 def test_no_event_is_lost_over_ten_reconnects(

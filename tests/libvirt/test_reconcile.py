@@ -76,6 +76,43 @@ def test_r7_i9_after_a_reboot_old_records_are_no_proof(
     assert hooked.rows() == []
 
 
+def test_r7_a_vgpu_that_a_running_vm_no_longer_has_is_got_back_when_it_is_not_young(
+    server: LibvirtServer, hooked: Product, define: Define
+) -> None:
+    """The event of its unplugging was missed."""
+    define("a")
+    server.virsh("start", "a")  # without the hostdev
+    hooked.hook("a", "prepare", A)
+    assert reconcile(hooked, server.uri) == []
+    hooked.query("UPDATE assignment SET changed = '2026-01-01T00:00:00.000Z'")
+    assert reconcile(hooked, server.uri) == [(DEVICE, "a", "released")]
+    assert hooked.sim.devices() == []
+
+
+@pytest.mark.parametrize("command", ["reconcile", "release a", "delete a", "attach a --profile 1"])
+def test_another_hosts_libvirt_is_refused_and_changes_nothing(
+    hooked: Product, command: str
+) -> None:
+    hooked.hook("a", "prepare", A)
+    answer = hooked.command(*command.split(), "--connect", "test:///default")
+    assert "is not the system libvirt of this host's QEMU" in answer.err
+    assert hooked.rows() == [("a", "0", "assigned")]
+    assert hooked.query("SELECT name, deleting_since FROM domain") == [("a", None)]
+    assert len(hooked.sim.devices()) == 1
+
+
+def test_r7_a_parent_that_hangs_holds_up_no_other_release(
+    server: LibvirtServer, hooked: Product
+) -> None:
+    hooked.hook("a", "prepare", A)
+    hooked.configure(deadline=2)
+    hooked.sim.fault("read", "sys/*/available_instances", "hang")
+    found = hooked.json("reconcile", "-c", server.uri)["findings"]
+    hooked.sim.heal()
+    assert [(f["device"], f["action"]) for f in found][-1] == (DEVICE, "released")
+    assert hooked.sim.devices() == []
+
+
 def test_r7_a_call_under_way_is_no_orphan(server: LibvirtServer, hooked: Product) -> None:
     hooked.configure(deadline=4)
     hooked.sim.fault("write", "sys/*/create", "hang", times=1)
@@ -134,21 +171,44 @@ def test_r1_r10_delete_killed_after_any_step_ends_the_same(
     assert order == sorted(order)
 
 
+def test_a_deletion_can_be_called_off(
+    server: LibvirtServer, hooked: Product, define: Define
+) -> None:
+    define("a")
+    arguments = ["delete", "-c", server.uri, "a"]
+    answer = hooked.command(*arguments, "--cancel")
+    assert "'a' is not being deleted" in answer.err
+    kill_after(hooked, arguments, "starts blocked")
+    assert "or with --cancel" in hooked.hook("a", "prepare", A).err
+    assert hooked.command(*arguments, "--cancel").status == 0
+    assert hooked.hook("a", "prepare", A) == (0, "", "")
+
+
+def test_delete_removes_only_what_this_run_was_asked_to(
+    server: LibvirtServer, hooked: Product, define: Define, tmp_path: Path
+) -> None:
+    disk = define_with_disk(server, hooked, define, tmp_path)
+    other = disk.with_name("other.raw")
+    other.write_bytes(b"kept")
+    try:
+        kill_after(hooked, ["delete", "-c", server.uri, "a", "--remove-storage"], "stopped")
+        assert hooked.command("delete", "-c", server.uri, "a").status == 0
+        assert disk.exists()
+    finally:
+        server.virsh("pool-destroy", "pool")
+    assert other.read_bytes() == b"kept"
+
+
 def kill_after(product: Product, arguments: list[str], step: str) -> None:
-    """Run the command and kill it as soon as it has shown the step."""
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-m", "vgpu_hook", *arguments],
+    """Run the command; it is killed when it has done the step, before it can show it."""
+    script = Path(__file__).parents[1] / "killed_at.py"
+    done = subprocess.run(
+        [sys.executable, "-I", str(script), step, *arguments],
         env=product.environment,
-        stdout=subprocess.PIPE,
-        text=True,
+        stdout=subprocess.DEVNULL,
+        timeout=PATIENCE,
     )
-    assert process.stdout is not None
-    for line in process.stdout:
-        if line.startswith(step):
-            process.send_signal(signal.SIGKILL)
-            break
-    process.wait(PATIENCE)
-    process.stdout.close()
+    assert done.returncode == -signal.SIGKILL
 
 
 def test_r3_delete_goes_on_when_the_vgpu_cannot_be_released(

@@ -7,7 +7,7 @@ import statistics
 
 from tests.domains import device_of, uuid_of
 from tests.testbed.guests import domain_xml, mdev_hostdev
-from tests.testbed.host import IDLE_DISK, IMAGES, Host
+from tests.testbed.host import IDLE_DISK, IMAGES, PROJECT, Host
 from tests.testbed.plugin import Show
 from tests.testhost.vms import (
     assignments,
@@ -38,17 +38,6 @@ for number in range(20):
         assert time.monotonic() - begin < 300
     print("seconds", time.monotonic() - defined)
     subprocess.run(["virsh", "-q", "undefine", f"timed{number}"], check=True)
-"""
-
-KILLER = """\
-import subprocess, sys
-command = ["vgpu-hook", "delete", sys.argv[2], "--remove-storage"]
-deletion = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-for line in deletion.stdout:
-    if line.startswith(sys.argv[1]):
-        deletion.kill()
-        break
-deletion.wait()
 """
 
 LOOP = """\
@@ -153,7 +142,7 @@ def test_r9_after_a_snapshot_is_reverted_to_the_current_assignment_stands(host: 
 def test_r1_r10_delete_killed_after_each_step_ends_the_same(host: Host) -> None:
     # virt-clone may have made it before.
     host.run(f"virsh pool-info images || virsh pool-create-as images dir --target {IMAGES}")
-    host.machine.write("/root/killer.py", KILLER.encode())
+    host.machine.put(PROJECT / "tests" / "killed_at.py", "/root/killed_at.py")
     for number, step in enumerate(STEPS):
         name = f"doomed{number}"
         disk = f"{IMAGES}/{name}.raw"
@@ -162,7 +151,9 @@ def test_r1_r10_delete_killed_after_each_step_ends_the_same(host: Host) -> None:
         host.define(xml.replace("<readonly />", ""))
         settled(host, name, device_of(uuid_of(name)))
         host.virsh("start", name)
-        host.run(["python3", "/root/killer.py", step, name], check=False)
+        arguments = ["delete", name, "--remove-storage"]
+        killed = host.run(["python3", "-I", "/root/killed_at.py", step, *arguments], check=False)
+        assert killed.returncode == 137
         if step == "starts blocked":
             host.virsh("destroy", name, check=False)
             refused = host.virsh("start", name, check=False)

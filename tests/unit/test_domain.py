@@ -93,6 +93,27 @@ def test_attaching_again_replaces_and_keeps_what_the_guest_sees() -> None:
     assert [r.profile for r in domain.parse(twice).request] == ["mtty-2"]
 
 
+def test_what_the_user_set_on_our_hostdev_stays() -> None:
+    text = domain.attach(domain_xml("a"), *vgpu("0", "mtty-1"))
+    theirs = text.replace(b'type="mdev"', b'type="mdev" display="on" ramfb="on"')
+    again = domain.attach(theirs, *vgpu("0", "mtty-2"))
+    assert b'display="on"' in again
+    assert b'ramfb="on"' in again
+
+
+def test_volumes_are_the_domains_own_disks() -> None:
+    disks = (
+        b"<disk device='disk'><source file='/p/a&#10;/p/b'/></disk>"
+        b"<disk device='disk'><source pool='p' volume='v'/></disk>"
+        b"<disk device='disk'><source dev='/p/lv'/></disk>"
+        b"<disk device='disk'><source file='/p/shared'/><shareable/></disk>"
+        b"<disk device='disk'><source file='/p/base'/><readonly/></disk>"
+        b"<disk device='cdrom'><source file='/p/iso'/></disk></devices>"
+    )
+    found = domain.volumes(domain_xml("a").replace(b"</devices>", disks))
+    assert found == [("", "/p/a\n/p/b"), ("p", "v"), ("", "/p/lv")]
+
+
 def test_slots_default_to_their_position_and_keep_it_when_one_is_taken_out() -> None:
     text = domain_xml("a", {"x": "p0", "y": "p1", "z": "p2"})
     for name in (b"x", b"y", b"z"):
