@@ -69,10 +69,9 @@ def profiles(parents: tuple[Parent, ...]) -> list[Value]:
 def explanation(lifecycle: Lifecycle, store: Store, subject: str, uuids: list[str]) -> Value:
     """Return what is on record of a device or of domains, and the guard's present answer."""
     rows = store.of_device(subject)
-    history = store.history(device=subject)
+    history = store.history(subject, uuids)
     for domain_uuid in uuids:
         rows += [row for row in store.of_domain(domain_uuid) if row not in rows]
-        history += [entry for entry in store.history(domain_uuid) if entry not in history]
     return {
         "subject": subject,
         "deleting_since": next(filter(None, map(store.domains.deleting_since, uuids)), None),

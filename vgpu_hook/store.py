@@ -15,7 +15,7 @@ Concurrency is SQLite's: every method is one transaction.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 from vgpu_hook.database import Database, now
@@ -150,12 +150,14 @@ class Store:
                 ("", self._operation, event, domain_uuid, domain_name, "", "", None, detail)
             )
 
-    def history(self, domain_uuid: str = "", device: str = "") -> list[HistoryEntry]:
-        """Return the lines about the domain or the device, oldest first."""
+    def history(self, device: str, domain_uuids: Iterable[str]) -> list[HistoryEntry]:
+        """Return the lines about the device or one of the domains, oldest first."""
+        uuids = tuple(domain_uuids)
+        marks = ", ".join("?" for _ in uuids)
         found = self._database.execute(
             f"SELECT {', '.join(HistoryEntry._fields)} FROM history"  # noqa: S608 - constants
-            " WHERE domain_uuid = ? OR device = ? ORDER BY id",
-            (domain_uuid, device),
+            f" WHERE (device = ? AND device <> '') OR domain_uuid IN ({marks}) ORDER BY id",
+            (device, *uuids),
         )
         return [HistoryEntry(*row) for row in found]
 

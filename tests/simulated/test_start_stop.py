@@ -160,6 +160,25 @@ def test_after_a_reboot_start_makes_the_same_device(product: Product) -> None:
     assert product.rows() == [("a", "0", "assigned")]
 
 
+def test_explain_tells_one_domains_history_in_its_order(product: Product) -> None:
+    other = domain_xml("other", {"0": "mtty-1"})
+    for operation in ("prepare", "stopped"):
+        product.hook("a", operation, A)
+        product.hook("other", operation, other)
+    for subject in ("a", uuid_of("a"), DEVICE):
+        history = product.json("explain", subject)["history"]
+        assert {entry["domain_name"] for entry in history} == {"a"}
+        assert [entry["event"] for entry in history] == [
+            "intent to create",
+            "assigned",
+            "intent to release",
+            "released",
+        ]
+    table = product.command("explain", "a")
+    assert table.status == 0
+    assert "intent to release" in table.out
+
+
 def test_a_device_under_the_derived_uuid_is_adopted(product: Product) -> None:
     product.sim.make(DEVICE, "mtty", "mtty-1")
     assert product.hook("a", "prepare", A) == (0, "", "")
