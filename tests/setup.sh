@@ -35,8 +35,8 @@ virtual_environment() {
     # shellcheck disable=SC2086
     /usr/bin/python3 -m venv $2 "$1"
     # shellcheck disable=SC2086
-    "$1/bin/pip" install --quiet --disable-pip-version-check $3
-    "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps --editable .
+    "$1/bin/pip" install -qq --disable-pip-version-check $3
+    "$1/bin/pip" install -qq --disable-pip-version-check --no-deps --editable .
     printf '%s' "$stamp" >"$1/stamp"
 }
 # The distro's own libraries (Debian 12: pydantic 1.10), as users have them.

@@ -55,7 +55,10 @@ class Demo:
         self.host.define(domain_xml("web", uuid=uuid_of("web"), disk=IDLE_DISK))
         self.type("vgpu-hook profiles")
         self.type("vgpu-hook attach web --profile mtty-1")
-        say("From now on plain virsh is enough: its start makes the vGPU.")
+        say("Clone it, with vgpu-hookd stopped, so that the clone keeps what it inherits.")
+        self.type("systemctl stop vgpu-hookd.socket vgpu-hookd.service")
+        self.type("virt-clone --quiet --original web --name web-clone --preserve-data --auto-clone")
+        say("From now on plain virsh is enough: the start of 'web' makes its vGPU.")
         self.type("virsh start web")
         self.type("ls /sys/bus/mdev/devices")
         expect(self.host.mdevs() == [DEVICE], "the kernel has the vGPU")
@@ -67,12 +70,10 @@ class Demo:
         expect("assigned" in shown, "status says whose it is")
 
     def clone(self) -> None:
-        say("A clone carries the original's vGPU in its definition. Without vgpu-hookd, and while")
-        print(
-            "          'web' runs, start the clone (with a hook as in circulation, libvirt hangs):"
+        say(
+            "The clone names the vGPU of 'web', which runs. With a hook as in circulation, starting"
         )
-        self.type("systemctl stop vgpu-hookd.socket vgpu-hookd.service")
-        self.type("virt-clone --quiet --original web --name web-clone --preserve-data --auto-clone")
+        print("          the clone takes it away from 'web', and libvirt hangs. Here:")
         refused = self.type("virsh start web-clone", fails=True)
         expect("has inherited" in refused, "the start is refused, with the reason and the remedy")
         listed = self.type("virsh list --all")

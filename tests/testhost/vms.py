@@ -90,7 +90,10 @@ def hold(host: Host, name: str, device: str) -> None:
         " systemd-run --quiet --collect --unit=holder --property=StandardOutput=file:/run/holder"
         f" python3 /root/holder.py {pid} {group}"
     )
-    host.wait_for("the handle is held", lambda: "held" in host.run("cat /run/holder").stdout)
+    host.wait_for(
+        "the handle is held",
+        lambda: "held" in host.run("cat /run/holder", check=False).stdout,
+    )
 
 
 def let_go(host: Host) -> None:
