@@ -6,7 +6,7 @@ import json
 import statistics
 
 from tests.domains import device_of, uuid_of
-from tests.testbed.guests import domain_xml, mdev_hostdev
+from tests.testbed.guests import domain_xml, mdev_hostdev, pci_hostdev
 from tests.testbed.host import IDLE_DISK, IMAGES, PROJECT, Host
 from tests.testbed.plugin import Show
 from tests.testhost.vms import (
@@ -20,7 +20,6 @@ from tests.testhost.vms import (
     settled,
 )
 
-FOREIGN = "11111111-2222-4333-8444-555555555555"
 STEPS = ["starts blocked", "stopped", "vGPU released", "undefined", "volume removed"]
 
 TIME_TO_ATTACHED = """\
@@ -177,17 +176,39 @@ def test_r1_r10_delete_killed_after_each_step_ends_the_same(host: Host) -> None:
     host.virsh("pool-destroy", "images")
 
 
-def test_r12_r13_an_unknown_kind_of_hostdev_is_refused_and_nothing_is_made(host: Host) -> None:
-    xml = domain_xml(
-        "odd",
-        uuid=uuid_of("odd"),
-        disk=IDLE_DISK,
-        profiles=[{"profile": "mtty-1", "fork": "refuse"}],
-        extra_hostdevs=[mdev_hostdev(FOREIGN, alias="ua-vgpu-0")],
+def test_r13_an_unknown_kind_of_hostdev_is_refused_and_nothing_is_made(host: Host) -> None:
+    host.define(
+        domain_xml(
+            "odd",
+            uuid=uuid_of("odd"),
+            disk=IDLE_DISK,
+            profiles=[{"profile": "mtty-1", "fork": "refuse"}],
+            extra_hostdevs=[pci_hostdev("0000:00:1f.0", alias="ua-vgpu-0")],
+        )
     )
-    host.define(xml)
     refused = host.virsh("start", "odd", check=False)
-    assert f"has inherited {FOREIGN}" in refused.stderr
+    assert "(slot '0') has a hostdev of type 'pci': not supported" in refused.stderr
+    assert host.mdevs() == []
+    assert assignments(host) == []
+
+
+def test_r12_a_late_event_does_not_touch_what_a_later_start_made(host: Host) -> None:
+    """The daemon hears of the stop when the domain runs again; the hook did both without it."""
+    (device,) = define(host, "late", "mtty-1")
+    host.virsh("start", "late")
+    host.run("systemctl service-watchdogs no; systemctl kill --signal=STOP vgpu-hookd")
+    try:
+        host.virsh("destroy", "late")
+        assert host.mdevs() == []
+        host.virsh("start", "late")
+    finally:
+        host.run("systemctl kill --signal=CONT vgpu-hookd; systemctl service-watchdogs yes")
+    # It has come to the end of its queue when a later event has been handled.
+    define_request(host, "marker", {"profile": "mtty-1"})
+    settled(host, "marker", device_of(uuid_of("marker")))
+    assert host.mdevs() == [device]
+    assert assignments(host) == [("late", "assigned")]
+    host.virsh("destroy", "late")
     assert host.mdevs() == []
 
 
