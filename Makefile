@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run
+SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh)
 
 .PHONY: help demo test check lint unit simulated libvirt testhost bench deb setup clean
 

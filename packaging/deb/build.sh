@@ -21,6 +21,7 @@ trap 'exit 143' TERM
 source=$work/vgpu-hook
 mkdir "$source"
 cd "$top"
+# shellcheck disable=SC2016 # $file is for the inner sh
 git ls-files -z --cached --others --exclude-standard |
     xargs -0 sh -c 'for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done' sh |
     tar -c --null --no-recursion -T - | tar -x -C "$source"

@@ -34,7 +34,7 @@ printf 'virtio_pci\nvirtio_blk\next4\n' >>"$conf/modules"
 chroot "$tree" mkinitramfs -d /tmp/initramfs -o /tmp/initrd.img "$version"
 mv "$tree/tmp/initrd.img" "$outputs/initrd.img"
 cp "$tree/boot/vmlinuz-$version" "$outputs/vmlinuz"
-rm -rf "$conf" "$tree"/boot/*
+rm -rf "$conf" "${tree:?}"/boot/*
 
 # Only what a test needs runs: no timers, no login prompt on the serial log,
 # nothing that waits for a network that is not there.
