@@ -43,6 +43,9 @@ class Daemon:
     """The process. `run` returns its exit status."""
 
     def __init__(self, settings: Settings, events_log: Log) -> None:
+        # Before any thread starts, libvirt's loop included: only the main one takes them, when it
+        # waits. One that another thread took would end the process on the spot.
+        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         self._settings = settings
         self._log = events_log
         self._source = Source(settings.uri, events_log)
@@ -50,8 +53,6 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        # Blocked before any thread starts: only the main one takes them, when it waits.
-        signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         listening = server.Server(server.listen(self._settings.runtime))
         accepting = threading.Thread(target=listening.run, name="server", daemon=True)
         worker = threading.Thread(
