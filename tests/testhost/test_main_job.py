@@ -226,11 +226,11 @@ def test_r14_a_domain_without_a_request_starts_whatever_is_broken(host: Host) ->
     host.virsh("start", "plain")
     host.virsh("destroy", "plain")
     refused = host.virsh("start", "asking", check=False)
-    assert "vgpu-hook: configuration /etc/vgpu-hook/vgpu-hook.toml: " in refused.stderr
+    assert "vgpu-hook: domain 'asking': configuration /etc/vgpu-hook/" in refused.stderr
     assert "Traceback" not in refused.stderr
     host.run("echo > /etc/vgpu-hook/vgpu-hook.toml")
     refused = host.virsh("start", "asking", check=False)
-    assert "vgpu-hook: store /var/lib/vgpu-hook/store.db can't be used" in refused.stderr
+    assert "vgpu-hook: domain 'asking': store /var/lib/vgpu-hook/store.db can't" in refused.stderr
     host.virsh("start", "plain")
     host.virsh("destroy", "plain")
     assert host.mdevs() == []
