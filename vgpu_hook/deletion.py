@@ -95,7 +95,7 @@ class Deletion:
             for domain_uuid in [subject.lower(), *self._store.domains.uuids_of_name(subject)]:
                 if self._store.domains.deleting_since(domain_uuid) is not None:
                     self._uuid = domain_uuid
-                    self._name = self._store.domains.names()[domain_uuid]
+                    self._name = self._store.domains.name_of(domain_uuid) or subject
                     return None
             raise
 

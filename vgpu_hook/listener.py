@@ -75,7 +75,9 @@ class Listener:
         """
         rows = self._store.of_domain(domain_uuid)
         known = self._store.domains.requests(domain_uuid)
-        stands = known if reverted and domain_uuid in self._store.domains.names() else None
+        stands = (
+            known if reverted and self._store.domains.name_of(domain_uuid) is not None else None
+        )
         try:
             found = libvirt.find_uuid(domain_uuid)
             text = libvirt.definition(found)

@@ -138,7 +138,7 @@ class Reconciler:
         owner = self._store.domains.owner_of(device)
         if owner is None:
             return Finding(device, "", "left alone", f"not made by vgpu-hook (on {parent})")
-        name = self._store.domains.names().get(owner, owner)
+        name = self._store.domains.name_of(owner) or owner
         requests = self._store.domains.requests(owner)
         derived = (r for r in requests if derive_device_uuid(owner, r.slot) == device)
         request = next(derived, None)

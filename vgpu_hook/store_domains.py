@@ -22,10 +22,12 @@ class DomainRecords:
     def __init__(self, database: Database) -> None:
         self._database = database
 
-    def note_name(self, domain_uuid: str, name: str) -> None:
-        """Remember the name that the domain has now; touches no other column."""
-        with self._database.transaction():
-            self._note_name(domain_uuid, name)
+    def name_of(self, domain_uuid: str) -> str | None:
+        """Return the name that the domain was last seen under; None if it is not on record."""
+        row = self._database.execute(
+            "SELECT name FROM domain WHERE uuid = ?", (domain_uuid,)
+        ).fetchone()
+        return row[0] if row else None
 
     def names(self) -> dict[str, str]:
         """Return the name of every domain on record, by UUID."""
@@ -97,7 +99,7 @@ class DomainRecords:
 
     def set_requests(self, domain_uuid: str, name: str, requests: tuple[VgpuRequest, ...]) -> bool:
         """Record what the domain asks for now; tell whether it is news."""
-        if requests == self.requests(domain_uuid) and self.names().get(domain_uuid) == name:
+        if requests == self.requests(domain_uuid) and self.name_of(domain_uuid) == name:
             return False
         with self._database.transaction():
             self._note_name(domain_uuid, name)
