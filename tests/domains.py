@@ -27,6 +27,18 @@ def hostdev(device: str, slot: str | None = "0", model: str = "vfio-pci") -> str
     )
 
 
+def pci_hostdev(address: str, slot: str | None = "0", managed: str | None = "no") -> str:
+    """A VF (0000:41:00.4) as a hostdev; no `managed` attribute if it is None."""
+    alias = f"<alias name='ua-vgpu-{slot}'/>" if slot is not None else ""
+    rest, _, function = address.rpartition(".")
+    domain, bus, device = rest.split(":")
+    attribute = f" managed='{managed}'" if managed is not None else ""
+    return (
+        f"<hostdev mode='subsystem' type='pci'{attribute}><source><address domain='0x{domain}'"
+        f" bus='0x{bus}' slot='0x{device}' function='0x{function}'/></source>{alias}</hostdev>"
+    )
+
+
 def domain_xml(
     name: str,
     requests: dict[str, str] | None = None,

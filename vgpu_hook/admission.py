@@ -1,15 +1,18 @@
 """What a start may ask for (R8, R13): the domain's requests against its own hostdevs. Pure.
 
-A device that the XML names counts only if it is derived from this very domain: a fork
-carries its parent's, and is refused before anything is touched.
+An mdev that the XML names counts only if it is derived from this very domain, and a VF only if no
+other domain has it on record: a fork carries its parent's, and is refused before anything is
+touched.
 """
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
+from typing import NamedTuple
 
 from vgpu_hook.model import (
+    FRAMEWORK,
     Domain,
     Hostdev,
     Refused,
@@ -18,12 +21,19 @@ from vgpu_hook.model import (
     shell_word,
 )
 
-OwnersOf = Callable[[str], list[str]]
-"""Given a device, returns the names of the domains whose records name it."""
+
+class Records(NamedTuple):
+    """What is on record. `others` gives the names of the other domains that have a device on
+    record; `reserved` the VF that a slot of this domain was given; `named` tells whether another
+    domain was given a VF."""
+
+    others: Callable[[str], list[str]]
+    reserved: Callable[[str], str | None]
+    named: Callable[[str], bool]
 
 
-def admit(domain: Domain, owners_of: OwnersOf) -> tuple[VgpuRequest, ...]:
-    """Return the requests to be served, each with a hostdev of its own; or raise Refused.
+def admit(domain: Domain, records: Records) -> list[tuple[VgpuRequest, Hostdev]]:
+    """Return the requests to be served, each with the domain's own hostdev; or raise Refused.
 
     Without a request of ours the domain is none of our business, and nor are its hostdevs,
     unless one is known to be a vGPU of ours.
@@ -31,17 +41,15 @@ def admit(domain: Domain, owners_of: OwnersOf) -> tuple[VgpuRequest, ...]:
     asked = {request.slot for request in domain.request}
     for hostdev in domain.hostdevs:
         if hostdev.slot is not None and hostdev.slot not in asked:
-            _check_unasked(domain, hostdev, owners_of)
-    for request in domain.request:
-        _check_asked(domain, request, owners_of)
-    return domain.request
+            _check_unasked(domain, hostdev, records)
+    return [(request, _hostdev(domain, request, records)) for request in domain.request]
 
 
-def _check_unasked(domain: Domain, hostdev: Hostdev, owners_of: OwnersOf) -> None:
+def _check_unasked(domain: Domain, hostdev: Hostdev, records: Records) -> None:
     """Refuse a hostdev under our alias that no request stands behind."""
     slot = hostdev.slot or ""
-    own = hostdev.address == derive_device_uuid(domain.uuid, slot)
-    owners = [] if own else owners_of(hostdev.address)
+    own = hostdev.address in (derive_device_uuid(domain.uuid, slot), records.reserved(slot))
+    owners = [] if own else records.others(hostdev.address)
     if own or owners or domain.request:
         cause = f"which belongs to domain {owners[0]!r}" if owners else "without a request for it"
         raise Refused(
@@ -50,19 +58,30 @@ def _check_unasked(domain: Domain, hostdev: Hostdev, owners_of: OwnersOf) -> Non
         )
 
 
-def _check_asked(domain: Domain, request: VgpuRequest, owners_of: OwnersOf) -> None:
-    """Refuse a request whose hostdev is missing, of an unknown kind, or another domain's."""
+def _hostdev(domain: Domain, request: VgpuRequest, records: Records) -> Hostdev:
+    """Return the request's hostdev; refuse one that is missing, unknown, or another domain's."""
     hint = f"run: {attach_command(domain.name, request)}"
     what = f"domain {domain.name!r}: vGPU {request.profile!r} (slot {request.slot!r})"
     hostdev = domain.hostdev(request.slot)
     if hostdev is None:
         raise Refused(f"{what} is asked for, but has no hostdev yet", hint)
-    if hostdev.type != "mdev":
+    if hostdev.type not in FRAMEWORK:
         raise Refused(f"{what} has a hostdev of type {hostdev.type!r}: not supported", hint)
-    if hostdev.address == derive_device_uuid(domain.uuid, request.slot):
-        return
-    owners = owners_of(hostdev.address)
+    if hostdev.type == "mdev" and hostdev.address == derive_device_uuid(domain.uuid, request.slot):
+        return hostdev
+    owners = records.others(hostdev.address)
     owner = f"domain {owners[0]!r}" if owners else "another domain"
+    if hostdev.type == "pci":
+        if hostdev.managed != "no":
+            raise Refused(
+                f"{what}: its hostdev {hostdev.address} is managed={hostdev.managed!r}, with which"
+                " libvirt would take the VF from NVIDIA's driver",
+                hint,
+            )
+        if hostdev.address == records.reserved(request.slot):
+            return hostdev  # its own, if nobody else runs on it now: that is seen when it is taken
+        if not owners and (request.fork == "new" or not records.named(hostdev.address)):
+            return hostdev
     cause = f"{what} has inherited {hostdev.address} of {owner}, which stays untouched"
     if request.fork == "refuse":
         cause += " (its request says that a fork must not start)"

@@ -11,7 +11,7 @@ import os
 import sys
 
 from vgpu_hook import __version__
-from vgpu_hook.model import FORK_POLICIES, VgpuError
+from vgpu_hook.model import FORK_POLICIES, PLACEMENTS, VgpuError
 
 DEFAULT_URI = "qemu:///system"
 
@@ -36,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     attach.add_argument("--fork", choices=FORK_POLICIES, default="new", help="what a clone gets")
     attach.add_argument("--display", choices=("on", "off"), help="hostdev attribute")
     attach.add_argument("--ramfb", choices=("on", "off"), help="hostdev attribute")
+    attach.add_argument("--placement", choices=PLACEMENTS, help="which GPU (default: configured)")
     attach.add_argument("--params", help="NVIDIA vgpu_params, e.g. frame_rate_limiter=0")
 
     attach.add_argument("--live", action="store_true", help="plug it into the running VM, too")
@@ -83,6 +84,16 @@ def parser() -> argparse.ArgumentParser:
     )
     explain.add_argument("subject", metavar="DOMAIN|DEVICE", help="name or UUID")
     _format(explain)
+
+    quarantine = _add(
+        commands, "quarantine", "show VFs that are set aside because they failed", show=True
+    )
+    quarantine.add_argument("--clear", metavar="VF", help="use this VF again")
+    _format(quarantine)
+
+    lint = _add(commands, "lint", "look for PCI hostdevs that would break a vGPU host")
+    _connect(lint)
+    _format(lint)
 
     store = _add(commands, "store", "check the store of assignments, or set it aside")
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)

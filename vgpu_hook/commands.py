@@ -13,7 +13,6 @@ from vgpu_hook import (
     bootgate,
     config,
     context,
-    definitions,
     domain,
     hotplug,
     placement,
@@ -21,28 +20,32 @@ from vgpu_hook import (
 from vgpu_hook.deletion import Deletion
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, shell_word
+from vgpu_hook.lint import check as check_hostdevs
+from vgpu_hook.model import Domain, Parent, VgpuError, VgpuRequest, shell_word
 from vgpu_hook.reconcile import Reconciler
+from vgpu_hook.request import check_request
 from vgpu_hook.tables import as_json, table
 
 
 def attach(arguments: argparse.Namespace) -> int:
     """Write the request and the hostdev into the persistent definition, and plug it in if live."""
     settings = config.load()
-    parents = context.parents(settings)
+    opened = context.store(settings)
+    parents = context.parents(settings, opened)
     libvirt = Libvirt(arguments.connect)
     found = libvirt.find(arguments.domain)
     request = _request(arguments, domain.parse(libvirt.definition(found)))
+    _require_offer(request, parents)
+    plan = context.planner(settings, opened)
 
     def change(text: bytes) -> bytes:
-        hostdev = _hostdev(domain.parse(text), request, parents)
+        hostdev = plan(domain.parse(text), request).hostdev
         if domain.is_attached(text, request, hostdev):
             return text
         return domain.attach(text, request, hostdev)
 
     if arguments.live:
-        hostdev = _hostdev(domain.parse(libvirt.definition(found)), request, parents)
-        opened = context.store(settings)
+        hostdev = plan(domain.parse(libvirt.definition(found)), request).hostdev
         hotplug.plug(
             libvirt,
             found,
@@ -119,9 +122,13 @@ def render(arguments: argparse.Namespace) -> int:
             f"{arguments.file}: domain {subject.name!r} asks for no vGPU",
             "see `How to ask for a vGPU` in the README",
         )
-    parents = context.parents(config.load())
+    settings = config.load()
+    opened = context.existing_store(settings)
+    parents = context.parents(settings, opened)
+    plan = context.planner(settings, opened)
     for request in subject.request:
-        text = domain.attach(text, request, _hostdev(subject, request, parents))
+        _require_offer(request, parents)
+        text = domain.attach(text, request, plan(subject, request).hostdev)
     sys.stdout.write(text.decode())
     return 0
 
@@ -163,7 +170,7 @@ def reconcile(arguments: argparse.Namespace) -> int:
         opened,
         lambda: context.lifecycle(settings, opened, "reconcile command"),
         libvirt.domains if libvirt is not None else lambda: None,
-        libvirt.mdevs if libvirt is not None else lambda domain_uuid: None,
+        libvirt.devices if libvirt is not None else lambda domain_uuid: None,
         dry_run=arguments.dry_run,
     ).run()
     if arguments.format == "json":
@@ -192,6 +199,21 @@ def delete(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def lint(arguments: argparse.Namespace) -> int:
+    """Look for hand-written PCI hostdevs that would break a vGPU host; 1 if there are any."""
+    settings = config.load()
+    libvirt = Libvirt(arguments.connect)
+    parents = context.parents(settings, context.existing_store(settings))
+    found = check_hostdevs(libvirt.parsed(), parents)
+    if arguments.format == "json":
+        print(as_json({"findings": [finding._asdict() for finding in found]}))
+    elif found:
+        print(table(("Domain", "Hostdev", "Problem", "Fix"), found))
+    else:
+        print("Nothing found.")
+    return 1 if found else 0
+
+
 def boot_gate(arguments: argparse.Namespace) -> int:
     """Hold the autostart of VMs until what they ask for is there, for a bounded time."""
     settings = config.load()
@@ -209,22 +231,21 @@ def _request(arguments: argparse.Namespace, subject: Domain) -> VgpuRequest:
         arguments.display,
         arguments.ramfb,
         arguments.params,
+        arguments.placement,
     )
-    return domain.check_request(request, subject.name)
+    return check_request(request, subject.name)
 
 
-def _hostdev(subject: Domain, request: VgpuRequest, parents: tuple[Parent, ...]) -> Hostdev:
-    """Return the hostdev that serves the request on this host; raise if nothing offers it."""
-    offers = placement.candidates(parents, request.profile, request.gpu)
-    if not offers:
+def _require_offer(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
+    """Raise if nothing on this host offers the profile, full or not."""
+    if not placement.candidates(parents, request.profile, request.gpu):
         raise placement.why_not(parents, request.profile, request.gpu)
-    return definitions.own_hostdev(subject, request, offers[0].type.device_api)
 
 
 def _note_capacity(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
     """Tell of a profile that has no room now: the start will be refused if it stays so."""
     offers = placement.candidates(parents, request.profile, request.gpu)
-    if not placement.order(offers, "spread"):
+    if not placement.order(offers, placement.Wishes()):
         cause = placement.why_not(parents, request.profile, request.gpu)
         print(f"warning: at present there is {cause.message}", file=sys.stderr)
 

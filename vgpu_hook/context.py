@@ -4,17 +4,30 @@ from __future__ import annotations
 
 from vgpu_hook import log, store_file
 from vgpu_hook.bounded import Deadline
+from vgpu_hook.catalogue import completed
 from vgpu_hook.config import Settings
 from vgpu_hook.host import Host
 from vgpu_hook.lifecycle import Context, Lifecycle
-from vgpu_hook.model import Parent
+from vgpu_hook.model import Domain, Parent
+from vgpu_hook.planning import Planner
 from vgpu_hook.store import Store
 
 
-def parents(settings: Settings) -> tuple[Parent, ...]:
-    """Return the host's parents as they are now."""
+def parents(settings: Settings, opened: Store | None) -> tuple[Parent, ...]:
+    """Return the host's parents as they are now, with all types that are known of them."""
     host = Host(settings, settings.roots.boot_id())
-    return host.parents(Deadline(settings.hook_deadline))
+    found = host.parents(Deadline(settings.hook_deadline))
+    return completed(found, opened.devices if opened is not None else None)
+
+
+def planner(settings: Settings, opened: Store | None) -> Planner:
+    """Return what plans the hostdevs of definitions, over the host and the store as they are."""
+    host = Host(settings, settings.roots.boot_id())
+
+    def nodes_of(subject: Domain) -> frozenset[int]:
+        return host.nodes_of(subject, Deadline(settings.hook_deadline))
+
+    return Planner(parents(settings, opened), opened, settings.placement, nodes_of)
 
 
 def existing_store(settings: Settings) -> Store | None:

@@ -16,9 +16,9 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
+from functools import partial
 
-from vgpu_hook import config, events, log, placement, server, store_file
+from vgpu_hook import config, context, events, log, server, store_file
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.config import Settings
 from vgpu_hook.events import Event, Source
@@ -27,9 +27,8 @@ from vgpu_hook.libvirtd import Libvirt
 from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.listener import Listener
 from vgpu_hook.log import Log
-from vgpu_hook.model import VgpuError, VgpuRequest
+from vgpu_hook.model import VgpuError
 
-DEFAULT_MODEL = "vfio-pci"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 STOP_WAIT = 40.0
@@ -53,7 +52,8 @@ class Daemon:
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        listening = server.Server(server.listen(self._settings.runtime))
+        rebalance = partial(self._source.ask, events.REBALANCE)
+        listening = server.Server(server.listen(self._settings.runtime), rebalance)
         accepting = threading.Thread(target=listening.run, name="server", daemon=True)
         worker = threading.Thread(
             target=self._source.run, args=(self._handle,), name="worker", daemon=True
@@ -127,28 +127,10 @@ class Daemon:
             return Lifecycle(Context(settings, host, opened, self._log, deadline))
 
         try:
-            yield Listener(opened, lifecycle_for, ModelOf(host, settings), self._log)
+            planner_for = partial(context.planner, settings, opened)
+            yield Listener(opened, lifecycle_for, planner_for, self._log)
         finally:
             opened.close()
-
-
-class ModelOf:
-    """The device API of a request's type on this host: libvirt's `model`."""
-
-    def __init__(self, host: Host, settings: Settings) -> None:
-        self._host = host
-        self._settings = settings
-        self._parents: Any = None
-
-    def __call__(self, request: VgpuRequest) -> str:
-        """Return it; what the host does not offer gets the usual one, and is refused at start."""
-        try:
-            if self._parents is None:
-                self._parents = self._host.parents(Deadline(self._settings.hook_deadline))
-            offers = placement.candidates(self._parents, request.profile, request.gpu)
-        except VgpuError:
-            return DEFAULT_MODEL
-        return offers[0].type.device_api if offers else DEFAULT_MODEL
 
 
 def notify(text: str) -> None:

@@ -16,7 +16,6 @@ from lxml import etree
 
 from vgpu_hook.model import (
     ALIAS_PREFIX,
-    FORK_POLICIES,
     NAMESPACE,
     Domain,
     DomainXmlError,
@@ -24,15 +23,11 @@ from vgpu_hook.model import (
     VgpuRequest,
     shell_word,
 )
+from vgpu_hook.ranges import numbers
+from vgpu_hook.request import KNOWN, MAX_VGPUS, check_request, not_allowed
 
 REQUEST = f"{{{NAMESPACE}}}vgpus"
 VGPU = f"{{{NAMESPACE}}}vgpu"
-SLOT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-PRINTABLE = re.compile(r"[^\x00-\x1f\x7f/]{1,128}\Z")
-GPU = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
-PARAMS = re.compile(r"[A-Za-z0-9_.,= -]{1,512}\Z")
-MAX_VGPUS = 64
-KNOWN = ("name", "profile", "gpu", "fork", "display", "ramfb", "params")
 
 
 def parse(text: bytes) -> Domain:
@@ -44,7 +39,8 @@ def parse(text: bytes) -> Domain:
     except ValueError:
         raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
     hostdevs = tuple(_hostdev(element) for element in root.iterfind("devices/hostdev"))
-    return Domain(domain_uuid, name, _request(root, name), hostdevs)
+    nodes, cpus = _pinning(root)
+    return Domain(domain_uuid, name, _request(root, name), hostdevs, nodes, cpus)
 
 
 def is_ours(text: bytes) -> bool:
@@ -137,28 +133,6 @@ def detach(text: bytes, slot: str) -> bytes:
     return _text(root)
 
 
-def check_request(request: VgpuRequest, domain_name: str) -> VgpuRequest:
-    """Return the request if its values are allowed; raise DomainXmlError if not."""
-    checks = (
-        ("name", request.slot, SLOT),
-        ("profile", request.profile, PRINTABLE),
-        ("gpu", request.gpu, GPU),
-        ("params", request.params, PARAMS),
-    )
-    for attribute, value, allowed in checks:
-        if value is not None and not allowed.match(value):
-            raise _bad(domain_name, attribute, value)
-    choices = (
-        ("fork", request.fork, FORK_POLICIES),
-        ("display", request.display, (None, "on", "off")),
-        ("ramfb", request.ramfb, (None, "on", "off")),
-    )
-    for attribute, value, among in choices:
-        if value not in among:
-            raise _bad(domain_name, attribute, str(value))
-    return request
-
-
 def _root(text: bytes) -> Any:
     parser = etree.XMLParser(
         resolve_entities=False,
@@ -223,7 +197,7 @@ def _request(root: Any, domain_name: str) -> tuple[VgpuRequest, ...]:
     for slot, element in elements:
         for attribute in element.attrib:
             if attribute not in KNOWN:
-                raise _bad(domain_name, attribute, element.get(attribute))
+                raise not_allowed(domain_name, attribute, element.get(attribute))
         asked = VgpuRequest(
             slot,
             element.get("profile", ""),
@@ -232,6 +206,7 @@ def _request(root: Any, domain_name: str) -> tuple[VgpuRequest, ...]:
             element.get("display"),
             element.get("ramfb"),
             element.get("params"),
+            element.get("placement"),
         )
         found.append(check_request(asked, domain_name))
     return tuple(found)
@@ -257,6 +232,7 @@ def _set_request(root: Any, request: VgpuRequest) -> None:
         "display": request.display,
         "ramfb": request.ramfb,
         "params": request.params,
+        "placement": request.placement,
     }
     for attribute, value in values.items():
         if value is not None:
@@ -291,7 +267,8 @@ def _hostdev(element: Any) -> Hostdev:
         text = _uuid_text(address.get("uuid", ""))
     elif address is not None and kind == "pci":
         text = _pci_text(address)
-    return Hostdev(kind, text, slot, element.get("model"))
+    managed = element.get("managed", "no") if kind == "pci" else None
+    return Hostdev(kind, text, slot, element.get("model"), managed)
 
 
 def _uuid_text(text: str) -> str:
@@ -312,16 +289,37 @@ def _pci_text(address: Any) -> str:
 
 def _hostdev_element(request: VgpuRequest, hostdev: Hostdev) -> Any:
     element = etree.Element("hostdev", mode="subsystem", type=hostdev.type, managed="no")
-    element.set("model", hostdev.model or "vfio-pci")
+    if hostdev.type == "mdev":
+        element.set("model", hostdev.model or "vfio-pci")
     for attribute in ("display", "ramfb"):
         value = getattr(request, attribute)
         if value is not None:
             element.set(attribute, value)
     source = etree.SubElement(element, "source")
-    etree.SubElement(source, "address", uuid=hostdev.address)
+    etree.SubElement(source, "address", _address(hostdev))
     etree.SubElement(element, "alias", name=f"{ALIAS_PREFIX}{request.slot}")
     etree.indent(element, level=2)
     return element
+
+
+def _address(hostdev: Hostdev) -> dict[str, str]:
+    """Return the attributes of the <source>'s address."""
+    if hostdev.type == "mdev":
+        return {"uuid": hostdev.address}
+    rest, _, function = hostdev.address.rpartition(".")
+    names = ("domain", "bus", "slot", "function")
+    return dict(zip(names, (f"0x{part}" for part in (*rest.split(":"), function)), strict=True))
+
+
+def _pinning(root: Any) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the NUMA nodes and the CPUs of the host that the domain is bound to, if it is."""
+    memory = root.find("numatune/memory")
+    nodes = memory.get("nodeset", "") if memory is not None else ""
+    pins = [pin.get("cpuset", "") for pin in root.iterfind("cputune/vcpupin")]
+    vcpu = root.find("vcpu")
+    if not pins and vcpu is not None:
+        pins = [vcpu.get("cpuset", "")]
+    return numbers(nodes), frozenset().union(*map(numbers, pins))
 
 
 def _keep_guest_side(old: Any, new: Any) -> None:
@@ -372,10 +370,3 @@ def _remove(element: Any) -> None:
     else:
         parent.text = tail
     parent.remove(element)
-
-
-def _bad(domain_name: str, attribute: str, value: str) -> DomainXmlError:
-    return DomainXmlError(
-        f"domain {domain_name!r}: the request's {attribute}={value[:80]!r} is not allowed",
-        f"run: virsh edit {shell_word(domain_name)}",
-    )

@@ -24,9 +24,11 @@ from vgpu_hook.model import ALIAS_PREFIX, VgpuError
 
 RESYNC = "resync"
 RECONCILE = "reconcile"
+REBALANCE = "rebalance"
 DEFINED = "defined"
 REVERTED = "reverted"
 UNDEFINED = "undefined"
+STARTED = "started"
 STOPPED = "stopped"
 UNPLUGGED = "unplugged"
 _CLOSED = "closed"
@@ -60,6 +62,9 @@ class Source:
         self._log = log
         self._queue: queue.Queue[Event] = queue.Queue()
         self._stopping = threading.Event()
+        self._asking = threading.Lock()
+        self._asked: set[str] = set()
+        """What `ask` has put into the queue, and nobody has taken out."""
         self._number = 0
         """Of the connection that events are taken from."""
         self._callbacks: list[int] = []
@@ -83,8 +88,14 @@ class Source:
             pause = min(2 * pause, LONGEST_PAUSE)
 
     def ask(self, kind: str) -> None:
-        """Have something done, soon, in the worker: RESYNC or RECONCILE."""
-        self._queue.put(Event(kind))
+        """Have something done, soon, in the worker: RESYNC, RECONCILE or REBALANCE.
+
+        Once is enough if it has not been begun.
+        """
+        with self._asking:
+            if kind not in self._asked:
+                self._asked.add(kind)
+                self._queue.put(Event(kind))
 
     def stop(self) -> None:
         """End `run` after the event that it is at."""
@@ -94,6 +105,8 @@ class Source:
     def _serve(self, libvirt_: Libvirt, handle: Any) -> None:
         while True:
             event = self._queue.get()
+            with self._asking:
+                self._asked.discard(event.kind)
             if event.kind in (_CLOSED, _STOP):
                 break
             handle(libvirt_, event)
@@ -112,6 +125,8 @@ class Source:
             if self._queue.get().kind == _STOP:
                 self._queue.put(Event(_STOP))
                 break
+        with self._asking:
+            self._asked.clear()
         number = self._number
         connection.registerCloseCallback(self._closed, number)
         connection.setKeepAlive(*KEEPALIVE)
@@ -142,6 +157,7 @@ class Source:
         kind = {
             libvirt.VIR_DOMAIN_EVENT_DEFINED: DEFINED,
             libvirt.VIR_DOMAIN_EVENT_UNDEFINED: UNDEFINED,
+            libvirt.VIR_DOMAIN_EVENT_STARTED: STARTED,
             libvirt.VIR_DOMAIN_EVENT_STOPPED: STOPPED,
         }.get(event)
         if kind == DEFINED and detail == libvirt.VIR_DOMAIN_EVENT_DEFINED_FROM_SNAPSHOT:

@@ -50,6 +50,8 @@ def judge(
 
     May block in the kernel: callers bound it.
     """
+    if framework.fixed and row.boot_id != boot_id:  # whatever it carries now is another vGPU (I9)
+        return Verdict(GONE, (Fact(True, "a VF loses its type when its host goes down"),))
     try:
         found = framework.find(row.device, row.parent)
     except KernelError as error:
@@ -87,7 +89,8 @@ def _named_once(others: tuple[Assignment, ...]) -> Fact:
 
 def _as_made(row: Assignment, found: Found) -> Fact:
     if found.type and (found.type, found.parent) == (row.type, row.parent):
-        return Fact(True, f"it is {row.type} on {row.parent}, as recorded")
+        where = f"{row.parent} ({found.detail})" if found.detail else row.parent
+        return Fact(True, f"it is {row.type} on {where}, as recorded")
     return Fact(
         False,
         f"it is {found.type or 'of no known type'} on {found.parent},"

@@ -6,17 +6,37 @@ answer, what is wanted is lifecycle's business.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from vgpu_hook import bounded, guard
+from vgpu_hook import bounded, guard, sysfs
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.config import Settings
 from vgpu_hook.frameworks import Framework
 from vgpu_hook.frameworks.mdev import Mdev
-from vgpu_hook.model import Assignment, DeadlineExceeded, Found, Parent, VgpuError
+from vgpu_hook.frameworks.vendor_vfio import VendorVfio
+from vgpu_hook.locks import device_lock
+from vgpu_hook.model import (
+    Assignment,
+    DeadlineExceeded,
+    Domain,
+    Found,
+    KernelError,
+    Parent,
+    VgpuError,
+)
+from vgpu_hook.ranges import numbers
 
 T = TypeVar("T")
+
+TRY_PAUSE = 0.5
+"""Seconds between tries to destroy a device."""
+
+TRYING_ENDS = 0.5
+"""Of the deadline: what must be left for another try, so that the answer is never late."""
 
 
 class Host:
@@ -27,8 +47,8 @@ class Host:
         self.boot_id = boot_id
         self.lock: tuple[int, ...] = ()
         """The lock under which the calls are made: a child that outlives us keeps it."""
-        mdev = Mdev(settings.roots)
-        self._frameworks: dict[str, Framework] = {mdev.name: mdev}
+        frameworks: tuple[Framework, ...] = (Mdev(settings.roots), VendorVfio(settings.roots))
+        self._frameworks = {framework.name: framework for framework in frameworks}
 
     def framework(self, name: str) -> Framework:
         """Return the framework; raise VgpuError for one that is not known (R13)."""
@@ -39,13 +59,13 @@ class Host:
     def parents(self, deadline: Deadline) -> tuple[Parent, ...]:
         """Return the parents, without the GPUs that the configuration leaves out."""
         found: list[Parent] = []
-        for framework in self._frameworks.values():
-            doing = f"reading the {framework.name} parents"
-            try:
+        try:
+            share = deadline.capped(deadline.remaining() / 2)
+            found += self._ask("reading the parents", share, self._all_parents)
+        except DeadlineExceeded:
+            for framework in self._frameworks.values():
                 share = deadline.capped(deadline.remaining() / 2)
-                found += self._ask(doing, share, framework.parents)
-            except DeadlineExceeded:
-                found += self._parents_one_by_one(framework, deadline)
+                found += self._parents_one_by_one(framework, share)
         return tuple(parent for parent in found if not self._left_out(parent))
 
     def find(self, framework: str, device: str, deadline: Deadline) -> Found | None:
@@ -65,15 +85,8 @@ class Host:
 
     def create(self, row: Assignment, params: str | None, deadline: Deadline) -> Found:
         """Make the row's device and read it back. Its intent must have been committed."""
-        return self._ask(
-            f"creating {row.device} ({row.type} on {row.parent})",
-            deadline,
-            self.framework(row.framework).create,
-            row.device,
-            row.parent,
-            row.type,
-            params,
-        )
+        doing = f"creating {row.device} ({row.type} on {row.parent})"
+        return self._ask(doing, deadline, self._create, row, params)
 
     def destroy(
         self, row: Assignment, others: tuple[Assignment, ...], deadline: Deadline
@@ -84,6 +97,25 @@ class Host:
         """
         doing = f"removing {row.device} from {row.parent}"
         return self._ask(doing, deadline, self._judge_and_destroy, row, others, deadline)
+
+    def nodes_of(self, domain: Domain, deadline: Deadline) -> frozenset[int]:
+        """Return the NUMA nodes that the domain is bound to; none if it is not."""
+        if domain.nodes or not domain.cpus:
+            return domain.nodes
+        return self._ask("reading the NUMA nodes", deadline, self._nodes_of, domain.cpus)
+
+    def _nodes_of(self, cpus: frozenset[int]) -> frozenset[int]:
+        top = os.path.join(self._settings.roots.sysfs, "devices/system/node")
+        found = set()
+        for entry in sysfs.entries(top):
+            if entry.startswith("node") and entry[4:].isdecimal():
+                text = sysfs.read_text(os.path.join(top, entry, "cpulist")) or ""
+                if cpus & numbers(text):
+                    found.add(int(entry[4:]))
+        return frozenset(found)
+
+    def _all_parents(self) -> list[Parent]:
+        return [p for framework in self._frameworks.values() for p in framework.parents()]
 
     def _parents_one_by_one(self, framework: Framework, deadline: Deadline) -> list[Parent]:
         """Read each parent apart: one that hangs must not hide the others."""
@@ -97,19 +129,53 @@ class Host:
                 found.append(Parent(framework.name, name, name, (), (), error.message))
         return found
 
+    def _create(self, row: Assignment, params: str | None) -> Found:
+        with self._device(row):
+            framework = self.framework(row.framework)
+            return framework.create(row.device, row.parent, row.type, params)
+
+    def _device(self, row: Assignment) -> contextlib.AbstractContextManager[None]:
+        """Hold the lock of a VF, on which another assignment may follow; in the child only."""
+        if self.framework(row.framework).fixed:
+            return device_lock(self._settings.runtime, row.device)
+        return contextlib.nullcontext()
+
     def _judge(self, row: Assignment, others: tuple[Assignment, ...]) -> guard.Verdict:
+        try:
+            with self._device(row):
+                return self._judged(row, others)
+        except KernelError as error:
+            return guard.Verdict(guard.KEEP, (guard.Fact(False, error.message),))
+
+    def _judged(self, row: Assignment, others: tuple[Assignment, ...]) -> guard.Verdict:
         framework = self.framework(row.framework)
         return guard.judge(row, others, self.boot_id, framework, self._settings.roots)
 
     def _judge_and_destroy(
         self, row: Assignment, others: tuple[Assignment, ...], deadline: Deadline
     ) -> guard.Verdict:
-        verdict = self._judge(row, others)
-        if not deadline.remaining():  # frozen meanwhile: others may have gone on (R12)
-            raise DeadlineExceeded(f"no time was left for removing {row.device}")
-        if verdict.action == guard.DESTROY:
-            self.framework(row.framework).destroy(row.device, row.parent)
-        return verdict
+        with self._device(row):
+            return self._destroy_tried(row, others, deadline)
+
+    def _destroy_tried(
+        self, row: Assignment, others: tuple[Assignment, ...], deadline: Deadline
+    ) -> guard.Verdict:
+        framework = self.framework(row.framework)
+        tries = framework.destroy_tries
+        while True:
+            verdict = self._judged(row, others)
+            if not deadline.remaining():  # frozen meanwhile: others may have gone on (R12)
+                raise DeadlineExceeded(f"no time was left for removing {row.device}")
+            if verdict.action != guard.DESTROY:
+                return verdict
+            try:
+                framework.destroy(row.device, row.parent)
+                return verdict
+            except KernelError:
+                tries -= 1
+                if tries <= 0 or deadline.remaining() < deadline.seconds * TRYING_ENDS:
+                    raise
+            time.sleep(TRY_PAUSE)
 
     def _left_out(self, parent: Parent) -> bool:
         unused = self._settings.unused_gpus

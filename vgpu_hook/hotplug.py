@@ -31,7 +31,7 @@ def plug(
 ) -> None:
     """Make the vGPU and put it into the running domain; give it back if that fails."""
     subject = live(libvirt_, found)
-    row = lifecycle_for().take(subject, request)
+    row = lifecycle_for().take(subject, request, hostdev)
     xml = domain.hostdev_xml(request, hostdev).decode()
     flags = libvirt.VIR_DOMAIN_AFFECT_LIVE
     try:

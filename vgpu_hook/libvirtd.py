@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import libvirt
 
 from vgpu_hook import domain as domain_xml
-from vgpu_hook.model import VgpuError
+from vgpu_hook.model import Domain, VgpuError
 
 TRIES = 5
 """How often a definition that somebody else changes meanwhile is edited anew."""
@@ -69,14 +69,22 @@ class Libvirt:
             raise VgpuError(f"libvirt: {error.get_error_message()}") from None
         return found | {d.UUIDString(): Known(d.name(), True) for d in active}
 
-    def mdevs(self, domain_uuid: str) -> frozenset[str] | None:
-        """Return the mdevs that a running domain has now; None if that can't be told."""
+    def devices(self, domain_uuid: str) -> frozenset[str] | None:
+        """Return the mdevs and VFs that a running domain has now; None if that can't be told."""
         try:
             found = self.find_uuid(domain_uuid)
             text = str(self.call(found, found.XMLDesc)).encode()
             return frozenset(h.address for h in domain_xml.parse(text).hostdevs)
         except VgpuError:
             return None
+
+    def parsed(self) -> list[Domain]:
+        """Return every definition, without those that go meanwhile or can't be read."""
+        found = []
+        for domain_uuid in self.domains():
+            with contextlib.suppress(VgpuError):
+                found.append(domain_xml.parse(self.definition(self.find_uuid(domain_uuid))))
+        return found
 
     def is_active(self, domain: Any) -> bool:
         """Tell whether the domain runs, starts or stops: waits for a hook that is at work."""

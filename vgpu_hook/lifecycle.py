@@ -12,17 +12,24 @@ from typing import NamedTuple
 
 from vgpu_hook import admission, guard
 from vgpu_hook.bounded import Deadline
+from vgpu_hook.catalogue import completed
 from vgpu_hook.config import Settings
 from vgpu_hook.creation import Creation
 from vgpu_hook.host import Host
 from vgpu_hook.locks import domain_lock
 from vgpu_hook.log import Log
 from vgpu_hook.model import (
+    HOSTDEV_TYPE,
+    MDEV,
     RELEASING,
     RETAINED,
+    VENDOR_VFIO,
     Assignment,
     DeadlineExceeded,
     Domain,
+    Found,
+    Hostdev,
+    KernelError,
     Parent,
     Refused,
     VgpuError,
@@ -30,7 +37,8 @@ from vgpu_hook.model import (
     new_assignment,
     shell_word,
 )
-from vgpu_hook.store import Store
+from vgpu_hook.store import Store, made
+from vgpu_hook.store_devices import RESET, failure_of
 
 TAKING_SHARE = 0.7
 """Of a start's time; the rest is kept for giving back what was taken (R11)."""
@@ -59,19 +67,19 @@ class Lifecycle:
 
         R8, R13: nothing is done for a hostdev that is not the domain's own, or not understood.
         """
-        requests = admission.admit(domain, self._owners)
+        requests = admission.admit(domain, self._records(domain))
         if not requests:
             return []
         taking = Deadline(self._deadline.remaining() * TAKING_SHARE)
         with self._locked(domain.uuid, taking):
-            self._store.domains.set_requests(domain.uuid, domain.name, requests)
+            self._note(domain)
             self._refuse_if_deleting(domain)
             self._release_stale(domain, taking)
             creation = self._creation(taking)
             taken: list[Assignment] = []
             try:
-                for request in requests:
-                    taken.append(creation.take(domain, request))
+                for request, hostdev in requests:
+                    taken.append(creation.take(domain, request, hostdev))
                     self._report("assigned", taken[-1])
             except VgpuError as error:
                 # R11: all or nothing; what was taken is given back, and only that.
@@ -84,9 +92,33 @@ class Lifecycle:
         policy = self._settings.placement
         return Creation(self._host, self._store, policy, deadline, self._give_back, self._retain)
 
-    def _owners(self, device: str) -> list[str]:
-        """Return the names of the domains whose records name the device."""
-        return [row.domain_name for row in self._store.of_device(device)]
+    def _records(self, domain: Domain) -> admission.Records:
+        """Return what is on record of the domain's devices and of other domains'."""
+
+        def others(device: str) -> list[str]:
+            return [
+                row.domain_name
+                for row in self._store.of_device(device)
+                if row.domain_uuid != domain.uuid
+                and (row.framework == MDEV or row.boot_id == self._host.boot_id)
+            ]
+
+        def named(device: str) -> bool:
+            found = self._store.devices.reservations()
+            return any(r.device == device and r.domain_uuid != domain.uuid for r in found)
+
+        def reserved(slot: str) -> str | None:
+            return self._store.devices.reserved(domain.uuid, slot)
+
+        return admission.Records(others, reserved, named)
+
+    def _note(self, domain: Domain) -> None:
+        """Record what the domain asks for, and which VFs its definition names."""
+        self._store.domains.set_requests(domain.uuid, domain.name, domain.request)
+        for request in domain.request:
+            hostdev = domain.hostdev(request.slot)
+            if hostdev is not None and hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO]:
+                self._store.devices.reserve(domain.uuid, request.slot, hostdev.address)
 
     def _refuse_if_deleting(self, domain: Domain) -> None:
         """R10: nobody starts a domain that is being deleted."""
@@ -113,7 +145,7 @@ class Lifecycle:
                     f"run: vgpu-hook explain {row.device}",
                 )
 
-    def take(self, domain: Domain, request: VgpuRequest) -> Assignment:
+    def take(self, domain: Domain, request: VgpuRequest, hostdev: Hostdev) -> Assignment:
         """Give a running domain one more vGPU, for hot-plug; or raise VgpuError."""
         with self._locked(domain.uuid, self._deadline):
             self._refuse_if_deleting(domain)
@@ -122,25 +154,45 @@ class Lifecycle:
                     f"domain {domain.name!r} has a vGPU in slot {request.slot!r} already",
                     f"run: vgpu-hook explain {shell_word(domain.name)}",
                 )
-            row = self._creation(self._deadline).take(domain, request)
+            row = self._creation(self._deadline).take(domain, request, hostdev)
             self._report("assigned", row)
             return row
 
     def adopt(
-        self, domain_uuid: str, name: str, request: VgpuRequest, device: str
+        self, domain_uuid: str, name: str, request: VgpuRequest, framework: str, device: str
     ) -> Assignment | None:
-        """Record a device whose UUID proves that it is this slot's (R7); None if it is not free.
+        """Record a device that is proved to be this slot's (R7); None if it is not free.
 
-        Writes nothing to it: it may be in use by the very domain, after a lost store.
+        The proof is the caller's: an mdev's UUID, or that the running domain has the VF. Writes
+        nothing to it: it may be in use by the very domain, after a lost store.
         """
         with self._locked(domain_uuid, self._deadline):
-            found = self._host.find("mdev", device, self._deadline)
+            found = self._host.find(framework, device, self._deadline)
             if found is None or found.removing or self._store.of_device(device):
                 return None
-            row = new_assignment(domain_uuid, name, request, found, found.type, self._host.boot_id)
+            boot_id = self._host.boot_id
+            row = new_assignment(domain_uuid, name, request, found, found.type, boot_id, device)
             row = self._store.adopt(row, f"{found.type} on {found.parent} was not on record")
             self._report("adopted", row)
             return row
+
+    def recall(self, device: str, type_id: str, *, dry_run: bool) -> Assignment | None:
+        """Put a VF that we gave this type in this boot, and that lost its record, back on record.
+
+        As retained, so that it is released by the guard's leave like any other (R6, R7). None if
+        nothing proves that it is ours.
+        """
+        boot_id = self._host.boot_id
+        entry = self._store.made_here(device, made(type_id, device), boot_id)
+        if entry is None or not type_id:
+            return None
+        with self._locked(entry.domain_uuid, self._deadline):
+            request = VgpuRequest(entry.slot, type_id)
+            found = Found(VENDOR_VFIO, device, device, type_id, ())
+            row = new_assignment(
+                entry.domain_uuid, entry.domain_name, request, found, type_id, boot_id, device
+            )
+            return row if dry_run else self._store.recall(row)
 
     # -- stop, release ------------------------------------------------------------------
 
@@ -185,7 +237,10 @@ class Lifecycle:
             gone = verdict.facts[0].text if verdict.action == guard.GONE else ""
             if not self._store.forget(row, "released", why or gone):
                 raise _changed(row)
+            if verdict.action == guard.DESTROY:
+                self._store.devices.clear_failures(row.device, RESET)
         except VgpuError as error:
+            self._note_failure(row, error)
             return self._retain(row, error.message)
         self._report("released", row, why or gone)
         return None
@@ -206,6 +261,12 @@ class Lifecycle:
             self._report("store-failed", row, error.message, level="error")
             return row._replace(reason=f"{reason}; {error.message}")
 
+    def _note_failure(self, row: Assignment, error: VgpuError) -> None:
+        """Count a reset that the kernel refused towards the VF's quarantine."""
+        if isinstance(error, KernelError) and self._host.framework(row.framework).fixed:
+            with contextlib.suppress(VgpuError):  # the store's own trouble is told by _retain
+                self._store.devices.note_failure(failure_of(row, RESET, error.message))
+
     # -- questions ----------------------------------------------------------------------
 
     def judge(self, row: Assignment, deadline: Deadline | None = None) -> guard.Verdict:
@@ -214,7 +275,7 @@ class Lifecycle:
 
     def parents(self) -> tuple[Parent, ...]:
         """Return the host's parents as they are now."""
-        return self._host.parents(self._deadline)
+        return completed(self._host.parents(self._deadline), self._store.devices)
 
     # -- inside -------------------------------------------------------------------------
 

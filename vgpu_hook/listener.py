@@ -9,6 +9,7 @@ are for those (R12). No lock is held across a call to libvirt.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from vgpu_hook import definitions, domain, events, hotplug
@@ -16,25 +17,36 @@ from vgpu_hook.events import Event
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.log import Log
-from vgpu_hook.model import ALIAS_PREFIX, VgpuError, VgpuRequest
+from vgpu_hook.model import (
+    ALIAS_PREFIX,
+    HOSTDEV_TYPE,
+    VENDOR_VFIO,
+    VgpuError,
+    VgpuRequest,
+)
+from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Finding, Reconciler
 from vgpu_hook.store import Store
 
 
 class Listener:
-    """What is done for each event, with an open store. `model_of` names a request's device API."""
+    """What is done for one event, with an open store."""
 
     def __init__(
         self,
         store: Store,
         lifecycle_for: Callable[[], Lifecycle],
-        model_of: Callable[[VgpuRequest], str],
+        planner_for: Callable[[], Planner],
         log: Log,
     ) -> None:
         self._store = store
         self._lifecycle_for = lifecycle_for
-        self._model_of = model_of
+        self._planner_for = planner_for
         self._log = log
+
+    @cached_property
+    def _planner(self) -> Planner:
+        return self._planner_for()
 
     def handle(self, libvirt: Libvirt, event: Event) -> None:
         """Do what the event is a reason for. What fails is logged: the next event comes."""
@@ -47,6 +59,9 @@ class Listener:
                 self.settle(libvirt, event.domain_uuid, reverted=event.kind == events.REVERTED)
             elif event.kind in (events.STOPPED, events.UNDEFINED):
                 self.stopped(libvirt, event.domain_uuid)
+                self.rebalance(libvirt)
+            elif event.kind in (events.STARTED, events.REBALANCE):
+                self.rebalance(libvirt)
             elif event.kind == events.UNPLUGGED:
                 self.unplugged(libvirt, event.domain_uuid, event.detail)
         except VgpuError as error:
@@ -55,8 +70,35 @@ class Listener:
 
     def reconcile(self, libvirt: Libvirt) -> list[Finding]:
         """Compare store, kernel and libvirt (R7)."""
-        reconciler = Reconciler(self._store, self._lifecycle_for, libvirt.domains, libvirt.mdevs)
-        return reconciler.run()
+        reconciler = Reconciler(self._store, self._lifecycle_for, libvirt.domains, libvirt.devices)
+        found = reconciler.run()
+        self.rebalance(libvirt)
+        return found
+
+    def rebalance(self, libvirt: Libvirt) -> None:
+        """Point stopped domains to VFs that they could start on, away from those in use.
+
+        Whenever a start or a release has changed what is free: so more domains can be defined than
+        there are VFs.
+        """
+        reservations = self._store.devices.reservations()
+        if not reservations:
+            return
+        runs = {row.domain_uuid for row in self._store.all()}
+        moved: set[str] = set()
+        for reservation in reservations:
+            domain_uuid = reservation.domain_uuid
+            requests = self._store.domains.requests(domain_uuid)
+            request = next((r for r in requests if r.slot == reservation.slot), None)
+            if request is None or domain_uuid in runs | moved:
+                continue
+            if not self._planner.usable(reservation, request):
+                moved.add(domain_uuid)
+                try:
+                    self.settle(libvirt, domain_uuid)
+                except VgpuError as error:
+                    text = f"definition of {domain_uuid} could not be changed: {error}"
+                    self._log.event("event-failed", text, level="error", domain_uuid=domain_uuid)
 
     def resync(self, libvirt: Libvirt) -> None:
         """Look at everything: whatever happened before the connection was not heard of."""
@@ -85,11 +127,16 @@ class Listener:
             return  # UNDEFINED follows, or has been
         if not domain.is_ours(text) and not known:
             return
+        if libvirt.is_active(found):
+            for hostdev in hotplug.live(libvirt, found).hostdevs:
+                if hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO] and hostdev.slot is not None:
+                    self._planner.hold(domain_uuid, hostdev.slot, hostdev.address)
         if libvirt.call(found, found.isPersistent):
             done = self._edit(libvirt, found, stands)
         else:
-            done = definitions.settle(text, self._model_of)._replace(changes=())
+            done = definitions.settle(text, self._planner)._replace(changes=())
         self._store.domains.set_requests(domain_uuid, done.name, done.requests)
+        self._store.devices.keep_reservations(domain_uuid, [r.slot for r in done.requests])
         for change in done.changes:
             self._store.note(domain_uuid, done.name, "definition", change)
             message = f"definition of {done.name!r}: {change}"
@@ -106,7 +153,7 @@ class Listener:
         settled: list[definitions.Settled] = []
 
         def change(before: bytes) -> bytes:
-            settled.append(definitions.settle(before, self._model_of, stands))
+            settled.append(definitions.settle(before, self._planner, stands))
             return settled[-1].text
 
         libvirt.edit(found, change)

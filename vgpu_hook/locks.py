@@ -1,8 +1,12 @@
-"""One lock for each domain: nobody else takes or gives back its vGPUs meanwhile.
+"""One lock for each domain: nobody else takes or gives back its vGPUs meanwhile; one for each VF.
 
 A file lock (flock) in the runtime folder, so that it dies with its holder. Never held
 across a call to libvirt: the hook waits for it while libvirt holds the domain. The files
 stay, empty, until the next boot: removing them would be a race.
+
+A VF's lock is taken by the very child that writes to it or judges it, and only that child's end
+frees it. So a write that hangs in the kernel, and may yet be done, keeps everybody else from the
+VF, even after it was given up on (R12: addresses are used again).
 """
 
 from __future__ import annotations
@@ -14,10 +18,12 @@ import time
 from collections.abc import Iterator
 
 from vgpu_hook.bounded import Deadline
-from vgpu_hook.model import DeadlineExceeded, VgpuError
+from vgpu_hook.model import DeadlineExceeded, KernelError, VgpuError
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
+DEVICE_WAIT = 1.0
+"""Seconds that a VF's lock is waited for: nobody has it for long unless the kernel hangs."""
 
 
 @contextlib.contextmanager
@@ -26,12 +32,7 @@ def domain_lock(runtime: str, domain_uuid: str, deadline: Deadline) -> Iterator[
 
     Raises DeadlineExceeded if others hold it for too long, VgpuError if it can't be made.
     """
-    path = os.path.join(runtime, "locks", domain_uuid)
-    try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise VgpuError(f"lock {path}: {error.strerror}", f"check {runtime}") from error
+    fd, path = _open(runtime, domain_uuid)
     try:
         _acquire(fd, path, deadline)
         yield fd
@@ -40,6 +41,31 @@ def domain_lock(runtime: str, domain_uuid: str, deadline: Deadline) -> Iterator[
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
+
+
+@contextlib.contextmanager
+def device_lock(runtime: str, device: str) -> Iterator[None]:
+    """Hold a VF's lock, for a child that works on it. Raises KernelError if another has it."""
+    fd, path = _open(runtime, device)
+    try:
+        _acquire(fd, path, Deadline(DEVICE_WAIT))
+        yield
+    except DeadlineExceeded as error:
+        raise KernelError(
+            f"another process is at work on {device}, and the kernel may not have answered it",
+            f"see who: fuser -v {path}",
+        ) from error
+    finally:
+        os.close(fd)
+
+
+def _open(runtime: str, name: str) -> tuple[int, str]:
+    path = os.path.join(runtime, "locks", name)
+    try:
+        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), path
+    except OSError as error:
+        raise VgpuError(f"lock {path}: {error.strerror}", f"check {runtime}") from error
 
 
 def _acquire(fd: int, path: str, deadline: Deadline) -> None:

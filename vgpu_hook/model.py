@@ -24,9 +24,17 @@ CREATING = "creating"
 ASSIGNED = "assigned"
 RELEASING = "releasing"
 RETAINED = "retained"
+GPU_STATES = ("vfs-off", "driver-missing", "unsupported", "no-instances")
 STATES = (RESERVED, CREATING, ASSIGNED, RELEASING, RETAINED)
 
 FORK_POLICIES = ("new", "none", "refuse")
+PLACEMENTS = ("spread", "pack")
+
+MDEV = "mdev"
+VENDOR_VFIO = "vendor-vfio"
+HOSTDEV_TYPE = {MDEV: "mdev", VENDOR_VFIO: "pci"}
+"""The frameworks, and the type of the <hostdev> that carries a vGPU of each into a domain."""
+FRAMEWORK = {kind: framework for framework, kind in HOSTDEV_TYPE.items()}
 
 
 class VgpuError(Exception):
@@ -72,12 +80,24 @@ class NoCapacity(KernelError):
     """The kernel or the driver has no room for one more vGPU of this type on this parent."""
 
 
+class NotAsAsked(KernelError):
+    """The kernel made something else than was written; `type` is what was read back."""
+
+    def __init__(self, message: str, type_id: str) -> None:
+        super().__init__(message)
+        self.args = (message, type_id)
+        self.type = type_id
+
+
 class DeadlineExceeded(VgpuError):
     """Something that had to be waited for has not answered in time."""
 
 
 class VgpuRequest(NamedTuple):
-    """One <vgpu> of a request. `gpu` pins it to a GPU (PCI address or sysfs name)."""
+    """One <vgpu> of a request. `gpu` pins it to a GPU (PCI address or sysfs name).
+
+    `placement` is `spread` or `pack`; None leaves it to the configuration.
+    """
 
     slot: str
     profile: str
@@ -86,27 +106,36 @@ class VgpuRequest(NamedTuple):
     display: str | None = None
     ramfb: str | None = None
     params: str | None = None
+    placement: str | None = None
 
 
 class Hostdev(NamedTuple):
     """A <hostdev>: `type` is libvirt's (mdev, pci, ...), `slot` is set for ours by alias.
 
     `address` is the mdev UUID in lower case, or the PCI address 0000:00:00.0, or "".
+    `model` is for mdev alone, and `managed` for pci.
     """
 
     type: str
     address: str
     slot: str | None
     model: str | None = None
+    managed: str | None = None
 
 
 class Domain(NamedTuple):
-    """What a domain's XML says that matters here. `uuid` is in libvirt's lower-case form."""
+    """What a domain's XML says that matters here. `uuid` is in libvirt's lower-case form.
+
+    `nodes` are the host's NUMA nodes that its memory is bound to, `cpus` the CPUs that its
+    vCPUs are pinned to; empty if they are not.
+    """
 
     uuid: str
     name: str
     request: tuple[VgpuRequest, ...]
     hostdevs: tuple[Hostdev, ...]
+    nodes: frozenset[int] = frozenset()
+    cpus: frozenset[int] = frozenset()
 
     def hostdev(self, slot: str) -> Hostdev | None:
         """Return the hostdev under this slot's alias, if there is one."""
@@ -114,7 +143,10 @@ class Domain(NamedTuple):
 
 
 class VgpuType(NamedTuple):
-    """A type that a parent offers. `available` and `in_use` count instances on this parent."""
+    """A type that a parent offers. `available` and `in_use` count instances on this parent.
+
+    `framebuffer` is in MiB, 0 if it is not known.
+    """
 
     id: str
     name: str
@@ -122,13 +154,16 @@ class VgpuType(NamedTuple):
     device_api: str
     available: int
     in_use: int
+    framebuffer: int = 0
 
 
 class Parent(NamedTuple):
     """A device that carries vGPUs, as it is now. `problem` says why it can't be used.
 
     `name` is the kernel's (a PCI address, or e.g. `mtty`); `gpu` is the GPU that it
-    belongs to: its physical function if it is a VF, else itself.
+    belongs to: its physical function if it is a VF, else itself. `state` is one of GPU_STATES
+    if the whole GPU offers nothing. `card` names the model of the GPU, to which its type ids
+    belong. `node` is its NUMA node, -1 if it has none.
     """
 
     framework: str
@@ -137,6 +172,9 @@ class Parent(NamedTuple):
     types: tuple[VgpuType, ...]
     devices: tuple[str, ...] = ()
     problem: str = ""
+    state: str = ""
+    card: str = ""
+    node: int = -1
 
 
 class Found(NamedTuple):
@@ -144,6 +182,7 @@ class Found(NamedTuple):
 
     `removing`: the kernel has begun to take it down and has not finished.
     `handles` are the paths whose open file handles mean that it is in use.
+    `detail` is what else the driver says of it, such as its GPU instance.
     """
 
     framework: str
@@ -152,6 +191,7 @@ class Found(NamedTuple):
     type: str
     handles: tuple[str, ...]
     removing: bool = False
+    detail: str = ""
 
 
 class Holder(NamedTuple):
@@ -198,15 +238,19 @@ def new_assignment(
     parent: Parent | Found,
     type_id: str,
     boot_id: str,
+    device: str | None = None,
 ) -> Assignment:
-    """Return the record of a vGPU that is about to be made, or was found; not yet stored."""
+    """Return the record of a vGPU that is about to be made, or was found; not yet stored.
+
+    `device` defaults to the slot's derived UUID.
+    """
     return Assignment(
         generation=0,
         domain_uuid=domain_uuid,
         domain_name=domain_name,
         slot=request.slot,
         framework=parent.framework,
-        device=derive_device_uuid(domain_uuid, request.slot),
+        device=device or derive_device_uuid(domain_uuid, request.slot),
         parent=parent.name if isinstance(parent, Parent) else parent.parent,
         type=type_id,
         profile=request.profile,

@@ -14,7 +14,15 @@ from vgpu_hook import guard
 from vgpu_hook.database import seconds_since
 from vgpu_hook.libvirtd import Known
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import Assignment, VgpuError, derive_device_uuid
+from vgpu_hook.model import (
+    MDEV,
+    VENDOR_VFIO,
+    Assignment,
+    Parent,
+    VgpuError,
+    VgpuRequest,
+    derive_device_uuid,
+)
 from vgpu_hook.store import Store
 
 Domains = Mapping[str, Known]
@@ -36,10 +44,18 @@ class Finding(NamedTuple):
     reason: str
 
 
+class Owner(NamedTuple):
+    """Whose a device is proved to be."""
+
+    domain_uuid: str
+    name: str
+    request: VgpuRequest
+
+
 class Reconciler:
     """One comparison.
 
-    `ask_libvirt` returns the domains, and `ask_devices` the mdevs that a running one has; None
+    `ask_libvirt` returns the domains, and `ask_devices` the devices that a running one has; None
     if that can't be told.
     """
 
@@ -129,15 +145,16 @@ class Reconciler:
         for parent in parents:
             for device in parent.devices:
                 if device not in recorded:
-                    found.append(self._adopt(device, parent.name, domains, rows))
+                    adopt = self._adopt if parent.framework == MDEV else self._adopt_vf
+                    found.append(adopt(device, parent, domains, rows))
         return found
 
     def _adopt(
-        self, device: str, parent: str, domains: Domains | None, rows: list[Assignment]
+        self, device: str, parent: Parent, domains: Domains | None, rows: list[Assignment]
     ) -> Finding:
         owner = self._store.domains.owner_of(device)
         if owner is None:
-            return Finding(device, "", "left alone", f"not made by vgpu-hook (on {parent})")
+            return Finding(device, "", "left alone", f"not made by vgpu-hook (on {parent.name})")
         name = self._store.domains.name_of(owner) or owner
         requests = self._store.domains.requests(owner)
         derived = (r for r in requests if derive_device_uuid(owner, r.slot) == device)
@@ -147,13 +164,45 @@ class Reconciler:
         proof = f"its UUID is derived for slot {request.slot}"
         if domains is None:
             return Finding(device, name, "kept", "libvirt can't be asked about its domain")
+        return self._record(Owner(owner, name, request), MDEV, device, proof, rows)
+
+    def _adopt_vf(
+        self, device: str, parent: Parent, domains: Domains | None, rows: list[Assignment]
+    ) -> Finding:
+        """Adopt a VF that a running domain of ours has; take back what we made and nobody uses."""
+        if domains is None:
+            return Finding(device, "", "kept", "libvirt can't be asked who has it")
+        kind = next((t.id for t in parent.types if t.in_use), "a type")
+        for uuid, slot, reserved in self._store.devices.reservations():
+            known = domains.get(uuid)
+            if reserved != device or known is None or not known.active:
+                continue
+            has = self._ask_devices(uuid)
+            if has is None:
+                return Finding(device, known.name, "kept", "can't tell whether its domain has it")
+            requests = self._store.domains.requests(uuid)
+            request = next((r for r in requests if r.slot == slot), None)
+            if device in has and request is not None:
+                proof = f"the running domain has it in slot {slot}"
+                owner = Owner(uuid, known.name, request)
+                return self._record(owner, VENDOR_VFIO, device, proof, rows)
+        made_here = self._lifecycle_for().recall(device, kind, dry_run=self._dry_run)
+        if made_here is None:
+            why = f"it carries {kind}, which is not on record as made by vgpu-hook in this boot"
+            return Finding(device, "", "left alone", why)
+        rows.append(made_here)
+        return Finding(device, made_here.domain_name, "recorded", "it was made by vgpu-hook")
+
+    def _record(
+        self, owner: Owner, framework: str, device: str, proof: str, rows: list[Assignment]
+    ) -> Finding:
         if self._dry_run:
-            return Finding(device, name, "adopt", proof)
+            return Finding(device, owner.name, "adopt", proof)
         try:
-            row = self._lifecycle_for().adopt(owner, name, request, device)
+            row = self._lifecycle_for().adopt(*owner, framework, device)
         except VgpuError as error:
-            return Finding(device, name, "kept", error.message)
+            return Finding(device, owner.name, "kept", error.message)
         if row is None:
-            return Finding(device, name, "kept", "it was taken or went meanwhile")
+            return Finding(device, owner.name, "kept", "it was taken or went meanwhile")
         rows.append(row)
-        return Finding(device, name, "adopted", proof)
+        return Finding(device, owner.name, "adopted", proof)

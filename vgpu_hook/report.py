@@ -6,14 +6,25 @@ one of the reports in facts/peers.md).
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from typing import Any
 
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import Assignment, KernelError, Parent, VgpuError
+from vgpu_hook.model import VENDOR_VFIO, Assignment, KernelError, Parent, VgpuError, VgpuType
 from vgpu_hook.placement import Candidate, full
 from vgpu_hook.store import Store
+from vgpu_hook.store_devices import Failure, quarantined
 
 Value = dict[str, Any]
+
+MIG = re.compile(r"-\d+-\d+[A-Z]+\Z")
+"""Names of types that are slices of a MIG instance: NVIDIA A100-1-5C."""
+
+HINTS = {
+    "no-instances": "no type can be made, though none is in use: a card in MIG mode needs GPU"
+    " instances first; run: nvidia-smi mig -lgi"
+}
 
 
 def gpus(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[Value]:
@@ -54,16 +65,97 @@ def profiles(parents: tuple[Parent, ...]) -> list[Value]:
                     "description": vgpu_type.description,
                     "free": 0,
                     "in_use": 0,
-                    "why_none": [],
+                    "framebuffer": vgpu_type.framebuffer or None,
+                    "candidates": [],
                 },
             )
             entry["free"] += vgpu_type.available
             entry["in_use"] += vgpu_type.in_use
-            entry["why_none"].append(full(Candidate(parent, vgpu_type)))
+            entry["candidates"].append(Candidate(parent, vgpu_type))
+    by_gpu: dict[str, list[Parent]] = {}
+    for parent in parents:
+        by_gpu.setdefault(parent.gpu, []).append(parent)
     for entry in found.values():
-        reasons = dict.fromkeys(entry["why_none"])
-        entry["why_none"] = None if entry["free"] else "; ".join(reasons)
+        those = entry.pop("candidates")
+        entry["why_none"] = None
+        if not entry["free"]:
+            # All VFs of a GPU have one reason.
+            some = those[:1] if entry["framework"] == VENDOR_VFIO else those
+            reasons = (full(c, by_gpu[entry["gpu"]]) for c in some)
+            entry["why_none"] = "; ".join(dict.fromkeys(reasons))
     return list(found.values())
+
+
+def gpu_states(parents: tuple[Parent, ...]) -> list[Value]:
+    """Return what each GPU can do now: its state, and its framebuffer in MiB if that is known.
+
+    States: `ok`, `mig` (its types are slices of GPU instances), `full` (in use, and no type fits),
+    `no-instances` (unused, and yet no type fits), `unreadable`, and those of model.GPU_STATES.
+    `total` is the largest type that the card is known to have. `stranded` is what is free and no
+    type that can be made now could use.
+    """
+    by_gpu: dict[str, list[Parent]] = {}
+    for parent in parents:
+        by_gpu.setdefault(parent.gpu, []).append(parent)
+    return [_gpu_state(gpu, those) for gpu, those in by_gpu.items()]
+
+
+def _gpu_state(gpu: str, parents: list[Parent]) -> Value:
+    usable = [parent for parent in parents if not parent.problem]
+    types = [t for parent in usable for t in parent.types]
+    available = Counter({t.id: 0 for t in types})
+    for vgpu_type in types:
+        available[vgpu_type.id] += vgpu_type.available
+    sizes = {t.id: t.framebuffer for t in types}
+    state = next((p.state for p in parents if p.state), "") or _state(types, usable)
+    total = max(sizes.values(), default=0)
+    used = sum(t.in_use * t.framebuffer for t in types)
+    free = max(0, total - used)
+    fits = [min(count, free // sizes[i]) * sizes[i] for i, count in available.items() if sizes[i]]
+    known = bool(total)
+    return {
+        "gpu": gpu,
+        "framework": parents[0].framework,
+        "state": state,
+        "why": "; ".join(parent.problem for parent in parents if parent.problem)
+        or HINTS.get(state),
+        "total": total if known else None,
+        "used": used if known else None,
+        "free": free if known else None,
+        "stranded": free - max(fits, default=0) if known else None,
+    }
+
+
+def _state(types: list[VgpuType], usable: list[Parent]) -> str:
+    if not usable:
+        return "unreadable"
+    if not any(t.available for t in types):
+        return "full" if any(t.in_use for t in types) else "no-instances"
+    return "mig" if any(MIG.search(t.name) for t in types if t.available) else "ok"
+
+
+def quarantine(failures: list[Failure]) -> list[Value]:
+    """Return the failures of the VFs that are set aside for them."""
+    return [f._asdict() for those in quarantined(failures).values() for f in those]
+
+
+def device_lines(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[tuple[str, ...]]:
+    """Return the lines of a table: GPU, parent, vGPU, domain. Free VFs are only counted."""
+    owners = {row.device: row.domain_name for row in rows}
+    free: dict[str, int] = {}
+    lines = []
+    for parent in parents:
+        if parent.framework == VENDOR_VFIO and not parent.devices:
+            if not parent.state:
+                free[parent.gpu] = free.get(parent.gpu, 0) + (0 if parent.problem else 1)
+            continue
+        for device in parent.devices or ("",):
+            owner = owners.get(device, "(not ours)") if device else "-"
+            name = next((t.name or t.id for t in parent.types if t.in_use), "?")
+            shown = name if parent.framework == VENDOR_VFIO else device
+            lines.append((parent.gpu, parent.name, shown, owner))
+    lines += [(gpu, f"{count} VFs free", "", "-") for gpu, count in free.items()]
+    return sorted(lines, key=lambda line: line[0])
 
 
 def explanation(lifecycle: Lifecycle, store: Store, subject: str, uuids: list[str]) -> Value:

@@ -13,6 +13,7 @@ import socket
 import struct
 import threading
 import time
+from collections.abc import Callable
 
 from vgpu_hook import operations, protocol
 from vgpu_hook.client import SOCKET
@@ -26,10 +27,11 @@ ACCEPT_PAUSE = 0.05
 
 
 class Server:
-    """Accepts calls until it is stopped."""
+    """Accepts calls until it is stopped, and calls `after` when one has been answered."""
 
-    def __init__(self, listener: socket.socket) -> None:
+    def __init__(self, listener: socket.socket, after: Callable[[], None]) -> None:
         self._listener = listener
+        self._after = after
         self._slots = threading.BoundedSemaphore(MOST_CALLS)
         self._active = 0
         self._idle = threading.Condition()
@@ -81,6 +83,7 @@ class Server:
                     status, stderr = operations.in_thread(names, xml, seconds)
                     text = stderr.encode("utf-8", "backslashreplace")
                     connection.sendall(protocol.frame(b"%d" % status, text))
+                    self._after()
         finally:
             self._done()
 

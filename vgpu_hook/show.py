@@ -9,33 +9,37 @@ import argparse
 import sys
 
 from vgpu_hook import config, context, report, store_file
-from vgpu_hook.model import StoreError, VgpuError
+from vgpu_hook.model import Assignment, StoreError, VgpuError
+from vgpu_hook.store_devices import Failure
 from vgpu_hook.tables import as_json, table
+
+RUN_QUARANTINE = "run: vgpu-hook quarantine"
 
 
 def status(arguments: argparse.Namespace) -> int:
     """Show GPUs, what they hold, who has it, what is retained and why."""
     settings = config.load()
-    parents = context.parents(settings)
     problem = ""
-    rows = []
+    rows: list[Assignment] = []
+    failures: list[Failure] = []
+    opened = None
     try:
         if (opened := context.existing_store(settings)) is not None:
-            rows = opened.all()
+            rows, failures = opened.all(), opened.devices.failures()
     except StoreError as error:
-        problem = str(error)
-    gpus = report.gpus(parents, rows)
+        problem, opened = str(error), None
+    parents = context.parents(settings, opened)
+    aside = report.quarantine(failures)
     if arguments.format == "json":
-        value = {"gpus": gpus, "assignments": report.assignments(rows), "problem": problem or None}
+        value = {
+            "gpus": report.gpus(parents, rows),
+            "assignments": report.assignments(rows),
+            "quarantine": aside,
+            "problem": problem or None,
+        }
         print(as_json(value))
     else:
-        lines = [
-            (gpu["gpu"], parent["name"], device["device"], device["domain"] or "(not ours)")
-            for gpu in gpus
-            for parent in gpu["parents"]
-            for device in parent["devices"] or [{"device": "", "domain": "-"}]
-        ]
-        print(table(("GPU", "Parent", "vGPU", "Domain"), lines))
+        print(table(("GPU", "Parent", "vGPU", "Domain"), report.device_lines(parents, rows)))
         titles = ("Domain", "Slot", "Profile", "vGPU", "State", "Reason")
         if rows:
             print(
@@ -44,6 +48,7 @@ def status(arguments: argparse.Namespace) -> int:
                     [(r.domain_name, r.slot, r.profile, r.device, r.state, r.reason) for r in rows],
                 )
             )
+        _print_quarantine(aside)
         for parent in parents:
             if parent.problem:
                 print(f"warning: {parent.name} is left out: {parent.problem}", file=sys.stderr)
@@ -53,23 +58,52 @@ def status(arguments: argparse.Namespace) -> int:
 
 
 def profiles(arguments: argparse.Namespace) -> int:
-    """Show which profiles fit where, now."""
-    found = report.profiles(context.parents(config.load()))
+    """Show which profiles fit where, now, and the state of each GPU."""
+    settings = config.load()
+    parents = context.parents(settings, context.existing_store(settings))
+    found = report.profiles(parents)
+    gpus = report.gpu_states(parents)
     if arguments.format == "json":
-        print(as_json({"profiles": found}))
+        print(as_json({"profiles": found, "gpus": gpus}))
     else:
         titles = ("Profile", "Name", "GPU", "Free", "In use", "Why none is free")
         keys = ("id", "name", "gpu", "free", "in_use", "why_none")
-        print(
-            table(
-                titles,
-                [
-                    [entry[key] or "" if key == "why_none" else entry[key] for key in keys]
-                    for entry in found
-                ],
-            )
-        )
+        print(table(titles, [[_cell(entry[key]) for key in keys] for entry in found]))
+        titles = ("GPU", "State", "In use (MiB)", "Free (MiB)", "Stranded (MiB)", "Why")
+        keys = ("gpu", "state", "used", "free", "stranded", "why")
+        print(table(titles, [[_cell(gpu[key]) for key in keys] for gpu in gpus]))
     return 0
+
+
+def quarantine(arguments: argparse.Namespace) -> int:
+    """Show the VFs that are set aside, or put one back into service."""
+    settings = config.load()
+    opened = context.existing_store(settings)
+    if arguments.clear is not None:
+        done = opened.devices.clear_failures(arguments.clear.lower()) if opened is not None else 0
+        if not done:
+            raise VgpuError(f"no failure of {arguments.clear!r} is on record", RUN_QUARANTINE)
+        print(f"{arguments.clear} may be used again.")
+        return 0
+    aside = report.quarantine(opened.devices.failures() if opened is not None else [])
+    if arguments.format == "json":
+        print(as_json({"quarantine": aside}))
+    elif aside:
+        _print_quarantine(aside)
+    else:
+        print("No VF is in quarantine.")
+    return 0
+
+
+def _print_quarantine(aside: list[report.Value]) -> None:
+    titles = ("In quarantine", "Failed at", "Domain", "Slot", "Time (UTC)", "Reason")
+    keys = ("device", "doing", "domain_name", "slot", "at", "reason")
+    if aside:
+        print(table(titles, [[failure[key] for key in keys] for failure in aside]))
+
+
+def _cell(value: object) -> object:
+    return "" if value is None else value
 
 
 def explain(arguments: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ One SQLite file (store_file.py makes and opens it), of which this module knows t
   or `retained`. The intent is committed before the kernel is written to, the result after
   it has been read back.
 - `domain`, `request`: what is known of domains (store_domains.py).
+- `reservation`, `failure`, `vgpu_type`: what is known of VFs (store_devices.py).
 - `history`: what happened and why, newest last, pruned to the last HISTORY_KEPT.
 
 Concurrency is SQLite's: every method is one transaction.
@@ -26,9 +27,11 @@ from vgpu_hook.model import (
     RETAINED,
     Assignment,
 )
+from vgpu_hook.store_devices import DeviceRecords
 from vgpu_hook.store_domains import DomainRecords
 
 HISTORY_KEPT = 50_000
+INTENT = "intent to create"
 
 _COLUMNS = ", ".join(Assignment._fields)
 
@@ -55,6 +58,7 @@ class Store:
         self._database = database
         self._operation = operation
         self.domains = DomainRecords(database)
+        self.devices = DeviceRecords(database)
 
     def close(self) -> None:
         """Close the file."""
@@ -71,7 +75,7 @@ class Store:
         """
         with self._database.transaction():
             pending = self._select("WHERE state = ? AND boot_id = ?", CREATING, boot_id)
-            return self._insert(choose(pending), "intent to create")
+            return self._insert(choose(pending), INTENT)
 
     def adopt(self, row: Assignment, detail: str) -> Assignment:
         """Record a device that is there and was proved to be this slot's.
@@ -85,6 +89,12 @@ class Store:
                 self._delete(old)
                 self._record(old, "superseded", "its device was adopted by a later start")
             return self._insert(row._replace(state=ASSIGNED, reason=""), "adopted", detail)
+
+    def recall(self, row: Assignment) -> Assignment:
+        """Record a device that we made and that has no record any more, to be released."""
+        reason = "it still carries the type that it was given"
+        with self._database.transaction():
+            return self._insert(row._replace(state=RETAINED, reason=reason), "recalled")
 
     def move(self, row: Assignment, state: str, event: str, reason: str = "") -> Assignment | None:
         """Take the row to another state; None if it is no longer as `row` has it (R12)."""
@@ -101,6 +111,27 @@ class Store:
             if (row.state, row.reason) != (state, reason):  # a repeated refusal is no news
                 self._record(moved, event, reason)
             return moved
+
+    def correct_type(self, row: Assignment, type_id: str) -> Assignment:
+        """Record what the kernel made in place of what was asked for; else nobody could undo it."""
+        with self._database.transaction():
+            self._database.execute(
+                "UPDATE assignment SET type = ? WHERE generation = ?", (type_id, row.generation)
+            )
+            corrected = row._replace(type=type_id)
+            self._record(corrected, "read back", f"{type_id} instead of {row.type}")
+            return corrected
+
+    def made_here(self, device: str, what: str, boot_id: str) -> HistoryEntry | None:
+        """Return the last entry about the device, if `what` (see `made`) is ours, of this boot.
+
+        None if anything is on record of it now: then that record is what counts.
+        """
+        if self.of_device(device):
+            return None
+        entries = [entry for entry in self.history(device, ()) if entry.boot_id == boot_id]
+        intents = [entry.detail for entry in entries if entry.event == INTENT]
+        return entries[-1] if intents[-1:] == [what] else None
 
     def forget(self, row: Assignment, event: str, detail: str = "") -> bool:
         """Delete the row, because its device is gone; False if it has changed since (R12)."""
@@ -179,7 +210,7 @@ class Store:
             row[1:],
         )
         row = row._replace(generation=int(done.lastrowid or 0))
-        self._record(row, event, detail or f"{row.type} on {row.parent}")
+        self._record(row, event, detail or made(row.type, row.parent))
         return row
 
     def _delete(self, row: Assignment) -> None:
@@ -208,3 +239,8 @@ class Store:
         )
         oldest = int(done.lastrowid or 0) - HISTORY_KEPT
         self._database.execute("DELETE FROM history WHERE id <= ?", (oldest,))
+
+
+def made(type_id: str, parent: str) -> str:
+    """Return how the history says what was made where."""
+    return f"{type_id} on {parent}"

@@ -50,7 +50,11 @@ class DomainRecords:
                 "DELETE FROM domain WHERE uuid = ? AND deleting_since IS NULL", (domain_uuid,)
             )
             if done.rowcount:
-                self._database.execute("DELETE FROM request WHERE domain_uuid = ?", (domain_uuid,))
+                for table in ("request", "reservation"):
+                    self._database.execute(
+                        f"DELETE FROM {table} WHERE domain_uuid = ?",  # noqa: S608 - constants
+                        (domain_uuid,),
+                    )
 
     def end_deletion(self, domain_uuid: str, *, keep: bool = False) -> None:
         """Lift the mark; forget the domain too, unless `keep` (its deletion was called off)."""

@@ -18,7 +18,6 @@ from vgpu_hook.database import Database, store_error
 from vgpu_hook.model import STATES, StoreError
 from vgpu_hook.store import Store
 
-SCHEMA_VERSION = 1
 FILE = "store.db"
 
 _STATES = ", ".join(f"'{state}'" for state in STATES)
@@ -79,8 +78,35 @@ CREATE TABLE history (
 ) STRICT;
 CREATE INDEX history_of_domain ON history (domain_uuid);
 CREATE INDEX history_of_device ON history (device);
-PRAGMA user_version = {SCHEMA_VERSION};
 """
+_VFS = """
+CREATE TABLE reservation (
+    domain_uuid TEXT NOT NULL,
+    slot TEXT NOT NULL,
+    device TEXT NOT NULL,
+    PRIMARY KEY (domain_uuid, slot)
+) STRICT;
+CREATE TABLE failure (
+    device TEXT NOT NULL,
+    doing TEXT NOT NULL,
+    domain_uuid TEXT NOT NULL,
+    slot TEXT NOT NULL,
+    domain_name TEXT NOT NULL,
+    at TEXT NOT NULL,
+    reason TEXT NOT NULL,
+    PRIMARY KEY (device, doing, domain_uuid, slot)
+) STRICT;
+CREATE TABLE vgpu_type (
+    card TEXT NOT NULL,
+    id TEXT NOT NULL,
+    name TEXT NOT NULL,
+    PRIMARY KEY (card, id)
+) STRICT;
+ALTER TABLE request ADD COLUMN placement TEXT;
+"""
+_STEPS = (_SCHEMA, _VFS)
+"""What takes a store from each version to the next one. A step is never changed once released."""
+SCHEMA_VERSION = len(_STEPS)
 
 
 def open_store(state: str, operation: str, *, wait: float, create: bool = True) -> Store | None:
@@ -95,10 +121,8 @@ def open_store(state: str, operation: str, *, wait: float, create: bool = True) 
         _create(state, path)
     connection = _connect(path, wait)
     try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version != SCHEMA_VERSION:
-            raise _wrong_version(path, version)
         connection.execute("PRAGMA synchronous = FULL")
+        _upgrade(connection, path)
     except sqlite3.Error as error:
         connection.close()
         raise store_error(path, error) from error
@@ -106,6 +130,28 @@ def open_store(state: str, operation: str, *, wait: float, create: bool = True) 
         connection.close()
         raise
     return Store(Database(connection, path), operation)
+
+
+def _upgrade(connection: sqlite3.Connection, path: str) -> None:
+    """Take the store to this program's version, a step at a time. Raises StoreError."""
+    while (version := _version(connection)) != SCHEMA_VERSION:
+        if not 0 < version < SCHEMA_VERSION:
+            raise _wrong_version(path, version)
+        try:
+            connection.executescript(_transaction(_STEPS[version], version + 1))
+        except sqlite3.OperationalError:
+            if connection.in_transaction:
+                connection.execute("ROLLBACK")
+            if _version(connection) == version:  # else another process was first
+                raise
+
+
+def _version(connection: sqlite3.Connection) -> int:
+    return int(connection.execute("PRAGMA user_version").fetchone()[0])
+
+
+def _transaction(step: str, version: int) -> str:
+    return f"BEGIN IMMEDIATE;\n{step}\nPRAGMA user_version = {version};\nCOMMIT;"
 
 
 def check(state: str) -> list[str]:
@@ -176,7 +222,8 @@ def _create(state: str, path: str) -> None:
         try:
             with contextlib.closing(sqlite3.connect(temporary)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.executescript(_SCHEMA)
+                for version, step in enumerate(_STEPS):
+                    connection.executescript(_transaction(step, version + 1))
             with contextlib.suppress(FileExistsError):  # another process was first
                 os.link(temporary, path)
         finally:

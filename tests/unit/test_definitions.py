@@ -7,14 +7,19 @@ import pytest
 from tests.domains import device_of, domain_xml, hostdev, uuid_of
 from vgpu_hook import definitions, domain
 from vgpu_hook.model import VgpuRequest
+from vgpu_hook.planning import Planner
 
 OWN = device_of(uuid_of("a"))
 OTHER = device_of(uuid_of("other"))
 
 
+# A host without any GPU: what is asked for gets the derived mdev, as planning says.
+PLAN = Planner((), None, "spread", lambda subject: frozenset())
+
+
 def settle(text: bytes, keep: tuple[VgpuRequest, ...] | None = None) -> definitions.Settled:
-    settled = definitions.settle(text, lambda request: "vfio-pci", keep)
-    again = definitions.settle(settled.text, lambda request: "vfio-pci", keep)
+    settled = definitions.settle(text, PLAN, keep)
+    again = definitions.settle(settled.text, PLAN, keep)
     assert again.text == settled.text
     assert again.changes == ()
     return settled

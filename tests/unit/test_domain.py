@@ -135,7 +135,7 @@ def test_pci_hostdevs_are_read_with_their_domain() -> None:
         b"<hostdev mode='subsystem' type='pci'><source><address domain='0x0001' bus='0x41'"
         b" slot='0x00' function='0x5'/></source></hostdev></devices>",
     )
-    assert domain.parse(text).hostdevs == (Hostdev("pci", "0001:41:00.5", None, None),)
+    assert domain.parse(text).hostdevs == (Hostdev("pci", "0001:41:00.5", None, None, "no"),)
 
 
 def test_two_requests_of_one_name_are_an_error() -> None:

@@ -12,18 +12,19 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
-    {"model", "protocol", "__init__"},
-    {"bounded", "sysfs", "domain", "database", "log", "admission"},
-    {"store_domains", "client", "definitions"},
-    {"store"},
+    {"model", "protocol", "ranges", "__init__"},
+    {"bounded", "sysfs", "request", "database", "log", "admission"},
+    {"domain", "store_domains", "store_devices", "client"},
+    {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
-    {"guard", "frameworks.mdev"},
-    {"host"},
+    {"guard", "frameworks.handles", "frameworks.gpus"},
+    {"frameworks.mdev", "frameworks.vendor_vfio", "planning"},
+    {"host", "catalogue"},
     {"creation"},
     {"lifecycle"},
     {"hook"},
     {"operations"},
-    {"report", "libvirtd", "tables", "context", "bootgate"},
+    {"lint", "report", "libvirtd", "tables", "context", "bootgate"},
     {"reconcile", "events", "deletion", "hotplug", "server"},
     {"listener", "commands", "show"},
     {"daemon", "cli"},
@@ -97,7 +98,7 @@ def test_only_the_roots_name_sys_proc_and_dev(file: Path) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in docstrings
     ]
     named = [text for text in texts if re.match("/(sys|proc|dev)(/|$)", text)]
-    if name(file) in ("vfio", "frameworks.mdev"):
+    if name(file) in ("vfio", "frameworks.handles"):
         # The kernel's own names for handles, compared with what /proc says, are no paths.
         named = [text for text in named if not text.startswith("/dev/vfio/")]
     assert not named or name(file) in ("sysfs", "config_file"), named

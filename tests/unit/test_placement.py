@@ -15,7 +15,8 @@ def parent(name: str, free: int, *, gpu: str = "", type_id: str = "nvidia-63") -
 
 def chosen(parents: list[Parent], policy: str, pending: dict[str, int] | None = None) -> list[str]:
     found = placement.candidates(parents, "63", None)
-    return [c.parent.name for c in placement.order(found, policy, pending)]
+    wishes = placement.Wishes(policy, waiting=pending or {})
+    return [c.parent.name for c in placement.order(found, wishes)]
 
 
 def test_spread_and_pack_order_by_what_the_gpu_has_free() -> None:

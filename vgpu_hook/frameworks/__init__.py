@@ -12,6 +12,13 @@ class Framework(Protocol):
 
     name: str
 
+    fixed: bool
+    """True if a vGPU is a part of the host under an address of its own (a VF), which a
+    definition names and others may use later; False if it is made with a UUID derived for it."""
+
+    destroy_tries: int
+    """How often `destroy` may be tried for one release."""
+
     def parents(self) -> tuple[Parent, ...]:
         """Return the parents of the host; one that can't be read carries a `problem`."""
 
@@ -29,7 +36,10 @@ class Framework(Protocol):
         """
 
     def create(self, device: str, parent: str, type_id: str, params: str | None) -> Found:
-        """Make the device, read it back and return it. Raises NoCapacity or KernelError."""
+        """Make the device, read it back and return it.
+
+        Raises NoCapacity, NotAsAsked if something else is there now, or KernelError.
+        """
 
     def destroy(self, device: str, parent: str) -> None:
         """Take the device away and see that it is gone. Raises KernelError."""

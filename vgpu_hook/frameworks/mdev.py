@@ -12,7 +12,8 @@ import os
 import re
 
 from vgpu_hook import sysfs
-from vgpu_hook.model import Found, KernelError, NoCapacity, Parent, VgpuType
+from vgpu_hook.frameworks.handles import handles
+from vgpu_hook.model import MDEV, Found, KernelError, NoCapacity, NotAsAsked, Parent, VgpuType
 from vgpu_hook.sysfs import Roots
 
 FULL = (errno.ENOSPC, errno.EUSERS)
@@ -20,11 +21,16 @@ FULL = (errno.ENOSPC, errno.EUSERS)
 
 UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}\Z")
 
+FRAMEBUFFER = re.compile(r"framebuffer=(\d+)M")
+"""In the description of NVIDIA's types (facts E1)."""
+
 
 class Mdev:
     """The mdev framework of one host."""
 
-    name = "mdev"
+    name = MDEV
+    fixed = False
+    destroy_tries = 1
 
     def __init__(self, roots: Roots) -> None:
         self._roots = roots
@@ -54,7 +60,7 @@ class Mdev:
             device=device,
             parent=os.path.basename(os.path.dirname(path)),
             type=os.path.basename(type_link or ""),
-            handles=_handles(path),
+            handles=handles(path),
             removing=removing,
         )
 
@@ -73,8 +79,9 @@ class Mdev:
         if found is None:
             raise KernelError(f"{folder}/create took {device}, but the device is not there")
         if (found.parent, found.type) != (parent, type_id):
-            raise KernelError(
-                f"{device} was to be {type_id} on {parent}, but is {found.type} on {found.parent}"
+            raise NotAsAsked(
+                f"{device} was to be {type_id} on {parent}, but is {found.type} on {found.parent}",
+                found.type,
             )
         if params is not None:
             # Without the newline NVIDIA's driver ignores it (oVirt/vdsm PR 92).
@@ -128,19 +135,13 @@ def _vgpu_type(supported: str, type_id: str) -> VgpuType | None:
     available = sysfs.read_count(os.path.join(folder, "available_instances"))
     if available is None:
         return None
+    description = sysfs.read_text(os.path.join(folder, "description")) or ""
     return VgpuType(
         id=type_id,
         name=sysfs.read_text(os.path.join(folder, "name")) or "",
-        description=sysfs.read_text(os.path.join(folder, "description")) or "",
+        description=description,
         device_api=sysfs.read_text(os.path.join(folder, "device_api")) or "vfio-pci",
         available=available,
         in_use=len(sysfs.entries(os.path.join(folder, "devices"))),
+        framebuffer=int(match[1]) if (match := FRAMEBUFFER.search(description)) else 0,
     )
-
-
-def _handles(path: str) -> tuple[str, ...]:
-    """Return the paths whose open handles mean that the device at `path` is in use."""
-    group = sysfs.link_target(os.path.join(path, "iommu_group"))
-    handles = [f"/dev/vfio/{os.path.basename(group)}"] if group else []
-    character = sysfs.entries(os.path.join(path, "vfio-dev"))
-    return (*handles, *(f"/dev/vfio/devices/{name}" for name in character))

@@ -1,0 +1,171 @@
+"""Which VF a definition gets, over a real store: kept, chosen, re-pointed, inherited."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.domains import device_of, domain_xml, pci_hostdev, uuid_of
+from vgpu_hook import definitions, domain, placement, store_file
+from vgpu_hook.model import ASSIGNED, Parent, VgpuType, new_assignment
+from vgpu_hook.planning import Planner
+from vgpu_hook.store import Store
+from vgpu_hook.store_devices import CREATE, Failure
+
+BOOT = "boot"
+PROFILE = "nvidia-1148"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    opened = store_file.open_store(str(tmp_path), "test", wait=5)
+    assert opened is not None
+    yield opened
+    opened.close()
+
+
+def vf(number: int, *, gpu: str = "0000:41:00.0", free: bool = True, node: int = -1) -> Parent:
+    name = f"{gpu[:-1]}{number}"
+    kind = VgpuType(PROFILE, "NVIDIA L40S-2Q", "", "vfio-pci", int(free), int(not free), 2048)
+    devices = () if free else (name,)
+    return Parent("vendor-vfio", name, gpu, (kind,), devices, card="l40s", node=node)
+
+
+def planner(store: Store | None, *parents: Parent, policy: str = "spread") -> Planner:
+    return Planner(parents, store, policy, lambda subject: subject.nodes)
+
+
+def settle(name: str, text: bytes, plan: Planner) -> list[str]:
+    """Put a definition in order; return the devices that it names, and see that it is stable."""
+    settled = definitions.settle(text, plan)
+    assert definitions.settle(settled.text, plan).changes == ()
+    return [hostdev.address for hostdev in domain.parse(settled.text).hostdevs]
+
+
+def asks(name: str, *hostdevs: str, attributes: str = "") -> bytes:
+    return domain_xml(name, {"0": PROFILE}, hostdevs=list(hostdevs), attributes=attributes)
+
+
+def assign(store: Store, name: str, device: str) -> None:
+    """Put on record that a domain runs on a VF."""
+    (request,) = domain.parse(asks(name)).request
+    parent = Parent("vendor-vfio", device, "gpu", ())
+    row = new_assignment(uuid_of(name), name, request, parent, PROFILE, BOOT, device)
+    made = store.intend(BOOT, lambda pending: row)
+    assert store.move(made, ASSIGNED, "assigned") is not None
+
+
+def test_definitions_spread_over_vfs_that_nobody_names(store: Store) -> None:
+    plan = planner(store, vf(4), vf(5), vf(6))
+    chosen = [settle(name, asks(name), plan)[0] for name in "abcdef"]
+    assert sorted(chosen[:3]) == ["0000:41:00.4", "0000:41:00.5", "0000:41:00.6"]
+    assert sorted(chosen) == sorted(chosen[:3] * 2)
+
+
+def test_a_definition_keeps_its_vf_for_as_long_as_it_can_be_used(store: Store) -> None:
+    (first,) = settle("a", asks("a"), planner(store, vf(4), vf(5)))
+    again = asks("a", pci_hostdev(first))
+    assert settle("a", again, planner(store, vf(4), vf(5), vf(6))) == [first]
+    assert settle("a", again, planner(store)) == [first]
+
+
+def test_a_vf_that_another_domain_runs_on_is_left_for_a_free_one(store: Store) -> None:
+    (first,) = settle("a", asks("a"), planner(store, vf(4), vf(5)))
+    assign(store, "b", first)
+    (moved,) = settle("a", asks("a", pci_hostdev(first)), planner(store, vf(4), vf(5)))
+    assert moved != first
+    assert store.devices.reserved(uuid_of("a"), "0") == moved
+    # With nothing free it stays where it is: there is nothing better.
+    assign(store, "c", moved)
+    full = planner(store, vf(4, free=False), vf(5, free=False))
+    assert settle("a", asks("a", pci_hostdev(moved)), full) == [moved]
+
+
+def test_a_running_domain_is_never_pointed_elsewhere(store: Store) -> None:
+    assign(store, "a", "0000:41:00.4")
+    plan = planner(store, vf(4, free=False), vf(5))
+    assert settle("a", asks("a", pci_hostdev("0000:41:00.5")), plan) == ["0000:41:00.4"]
+    # Nor one whose record was lost.
+    unrecorded = planner(store, vf(6, free=False), vf(7))
+    unrecorded.hold(uuid_of("b"), "0", "0000:41:00.6")
+    assert settle("b", asks("b", pci_hostdev("0000:41:00.6")), unrecorded) == ["0000:41:00.6"]
+
+
+@pytest.mark.parametrize(("fork", "left"), [("new", 1), ("none", 0), ("refuse", 1)])
+def test_r8_a_fork_gets_a_vf_of_its_own_by_its_policy(store: Store, fork: str, left: int) -> None:
+    plan = planner(store, vf(4), vf(5))
+    (parents,) = settle("parent", asks("parent"), plan)
+    got = settle("fork", asks("fork", pci_hostdev(parents), attributes=f"fork='{fork}'"), plan)
+    assert len(got) == left
+    assert (parents in got) == (fork == "refuse")
+    reserved = store.devices.reserved(uuid_of("fork"), "0")
+    assert (reserved is not None) == (fork == "new")
+
+
+def test_an_mdev_hostdev_of_a_host_that_has_changed_its_kernel_is_replaced(store: Store) -> None:
+    own = device_of(uuid_of("a"))
+    text = domain_xml("a", {"0": PROFILE})
+    assert own.encode() in text
+    assert settle("a", text, planner(store, vf(4))) == ["0000:41:00.4"]
+
+
+def test_managed_yes_is_corrected(store: Store) -> None:
+    text = asks("a", pci_hostdev("0000:41:00.4", managed="yes"))
+    settled = definitions.settle(text, planner(store, vf(4)))
+    (hostdev,) = domain.parse(settled.text).hostdevs
+    assert (hostdev.address, hostdev.managed) == ("0000:41:00.4", "no")
+
+
+def test_the_gpu_that_has_least_framebuffer_in_use_is_chosen_or_most(store: Store) -> None:
+    other = "0000:81:00.0"
+    parents = (vf(4, free=False), vf(5), vf(4, gpu=other), vf(5, gpu=other))
+    assert settle("a", asks("a"), planner(store, *parents))[0].startswith("0000:81")
+    assert settle("b", asks("b"), planner(store, *parents, policy="pack"))[0] == "0000:41:00.5"
+    asked = asks("c", attributes="placement='pack'")
+    assert settle("c", asked, planner(store, *parents))[0].startswith("0000:81")  # 2 GiB reserved
+
+
+def test_the_numa_node_of_the_pinning_comes_first(store: Store) -> None:
+    parents = (vf(4, node=0), vf(4, gpu="0000:81:00.0", node=1))
+    pinned = asks("a").replace(
+        b"<vcpu>", b"<numatune><memory mode='strict' nodeset='1'/></numatune><vcpu>"
+    )
+    assert settle("a", pinned, planner(store, *parents)) == ["0000:81:00.4"]
+
+
+def test_a_quarantined_vf_is_not_chosen_and_counts_against_its_gpu(store: Store) -> None:
+    for name in ("x", "y"):
+        failure = Failure("0000:41:00.4", CREATE, uuid_of(name), "0", name, "", "EIO")
+        store.devices.note_failure(failure)
+    other = "0000:81:00.0"
+    plan = planner(store, vf(4), vf(5), vf(4, gpu=other), vf(5, gpu=other))
+    assert settle("a", asks("a"), plan)[0].startswith("0000:81")
+    only = planner(store, vf(4), vf(5))
+    assert settle("b", asks("b"), only) == ["0000:41:00.5"]
+
+
+def test_a_vf_that_failed_for_this_very_slot_is_left(store: Store) -> None:
+    (first,) = settle("a", asks("a"), planner(store, vf(4), vf(5)))
+    store.devices.note_failure(Failure(first, CREATE, uuid_of("a"), "0", "a", "", "EIO"))
+    (then,) = settle("a", asks("a", pci_hostdev(first)), planner(store, vf(4), vf(5)))
+    assert then != first
+    assert settle("b", asks("b"), planner(store, vf(4))) == ["0000:41:00.4"]
+
+
+def test_a_pinned_gpu_without_room_keeps_what_is_named(store: Store) -> None:
+    asked = asks("a", attributes="gpu='0000:41:00.0'")
+    plan = planner(store, vf(4, free=False), vf(4, gpu="0000:81:00.0"))
+    assert settle("a", asked, plan) == ["0000:41:00.4"]
+
+
+def test_a_profile_that_no_vf_offers_is_left_to_the_start_to_refuse(store: Store) -> None:
+    text = domain_xml("a", {"0": "nope"}, hostdevs=[])
+    assert settle("a", text, planner(store, vf(4))) == [device_of(uuid_of("a"))]
+
+
+def test_loads_count_what_is_in_use_and_what_is_reserved() -> None:
+    parents = (vf(4, free=False), vf(5), vf(4, gpu="0000:81:00.0"))
+    found = placement.loads(parents, {"0000:41:00.5": 1024})
+    assert found == {"0000:41:00.0": 3072, "0000:81:00.0": 0}
