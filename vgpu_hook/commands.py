@@ -69,6 +69,7 @@ def detach(arguments: argparse.Namespace) -> int:
     libvirt = Libvirt(arguments.connect)
     found = libvirt.find(arguments.domain)
     slots: list[str] = []
+    kept: list[str] = []
 
     def change(text: bytes) -> bytes:
         subject = domain.parse(text)
@@ -78,6 +79,7 @@ def detach(arguments: argparse.Namespace) -> int:
                 f"domain {subject.name!r} has no vGPU in slot {slots[0]!r}"
                 f" (it has: {', '.join(_slots(subject)) or 'none'})"
             )
+        kept[:] = [slot for slot in _slots(subject) if slot != slots[0]]
         return domain.detach(text, slots[0])
 
     if arguments.live:
@@ -96,6 +98,8 @@ def detach(arguments: argparse.Namespace) -> int:
         gone = not libvirt.is_active(found)
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
+        if (records := context.existing_store(config.load())) is not None:
+            records.devices.keep_reservations(found.UUIDString(), kept)
     when = (
         " It goes when the guest lets go of it."
         if arguments.live

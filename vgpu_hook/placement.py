@@ -131,7 +131,7 @@ def why_not(
     mine = tuple(parent for parent in parents if on_gpu(parent, gpu))
     hint = "run: vgpu-hook profiles"
     if all(parent.state for parent in parents):
-        reasons = "".join(f"; {parent.problem}" for parent in parents)
+        reasons = "".join(f"; {parent.name}: {parent.problem}" for parent in parents)
         return UnknownProfile(f"this host has no device that offers vGPUs{reasons}", hint)
     if not mine:
         gpus = ", ".join(sorted({parent.gpu for parent in parents}))

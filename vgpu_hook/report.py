@@ -50,7 +50,7 @@ def assignments(rows: list[Assignment]) -> list[Value]:
     return [{key: value for key, value in row._asdict().items() if value} for row in rows]
 
 
-def profiles(parents: tuple[Parent, ...]) -> list[Value]:
+def profiles(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[Value]:
     """Return each type of each GPU: what is free now, and why not if nothing is."""
     found: dict[tuple[str, str], Value] = {}
     for parent in parents:
@@ -75,13 +75,14 @@ def profiles(parents: tuple[Parent, ...]) -> list[Value]:
     by_gpu: dict[str, list[Parent]] = {}
     for parent in parents:
         by_gpu.setdefault(parent.gpu, []).append(parent)
+    holders = {row.device: row.domain_name for row in rows}
     for entry in found.values():
         those = entry.pop("candidates")
         entry["why_none"] = None
         if not entry["free"]:
             # All VFs of a GPU have one reason.
             some = those[:1] if entry["framework"] == VENDOR_VFIO else those
-            reasons = (full(c, by_gpu[entry["gpu"]]) for c in some)
+            reasons = (full(c, by_gpu[entry["gpu"]], holders) for c in some)
             entry["why_none"] = "; ".join(dict.fromkeys(reasons))
     return list(found.values())
 
@@ -111,7 +112,8 @@ def _gpu_state(gpu: str, parents: list[Parent]) -> Value:
     total = max(sizes.values(), default=0)
     used = sum(t.in_use * t.framebuffer for t in types)
     free = max(0, total - used)
-    fits = [min(count, free // sizes[i]) * sizes[i] for i, count in available.items() if sizes[i]]
+    usable_now = {sizes[i]: count for i, count in available.items() if count and sizes[i]}
+    mixed = any(t.in_use for t in types) and bool(usable_now.keys() - _sizes_in_use(types))
     known = bool(total)
     return {
         "gpu": gpu,
@@ -122,8 +124,26 @@ def _gpu_state(gpu: str, parents: list[Parent]) -> Value:
         "total": total if known else None,
         "used": used if known else None,
         "free": free if known else None,
-        "stranded": free - max(fits, default=0) if known else None,
+        "stranded": free - _usable(usable_now, free, mixed=mixed) if known else None,
     }
+
+
+def _sizes_in_use(types: list[VgpuType]) -> set[int]:
+    return {t.framebuffer for t in types if t.in_use}
+
+
+def _usable(counts: dict[int, int], free: int, *, mixed: bool) -> int:
+    """Return how many of the free MiB vGPUs could take: of one size, or of several if `mixed`.
+
+    `counts` says how many of each size could be made, were there no others.
+    """
+    if not mixed:
+        return max((min(count, free // size) * size for size, count in counts.items()), default=0)
+    places, left = max(counts.values(), default=0), free
+    for size in sorted(counts, reverse=True):
+        number = min(places, left // size)
+        places, left = places - number, left - number * size
+    return free - left
 
 
 def _state(types: list[VgpuType], usable: list[Parent]) -> str:

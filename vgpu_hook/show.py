@@ -60,8 +60,9 @@ def status(arguments: argparse.Namespace) -> int:
 def profiles(arguments: argparse.Namespace) -> int:
     """Show which profiles fit where, now, and the state of each GPU."""
     settings = config.load()
-    parents = context.parents(settings, context.existing_store(settings))
-    found = report.profiles(parents)
+    opened = context.existing_store(settings)
+    parents = context.parents(settings, opened)
+    found = report.profiles(parents, opened.all() if opened is not None else [])
     gpus = report.gpu_states(parents)
     if arguments.format == "json":
         print(as_json({"profiles": found, "gpus": gpus}))

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from vgpu_hook.model import KernelError
 
 GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ESRCH)
-MAX_READ = 1 << 20
+MAX_READ = 1 << 16  # sysfs gives a page at most; a larger buffer costs more than the read
 
 
 class Roots(NamedTuple):

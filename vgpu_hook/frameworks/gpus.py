@@ -44,8 +44,7 @@ def without_vgpus(roots: Roots, addresses: Iterable[str], served: set[str]) -> l
         except KernelError as error:
             state, why = "unsupported", error.message
         if state:
-            problem = f"{address}: {why}"
-            found.append(Parent(VENDOR_VFIO, address, address, (), (), problem, state))
+            found.append(Parent(VENDOR_VFIO, address, address, (), (), why, state))
     return found
 
 
