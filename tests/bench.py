@@ -15,20 +15,26 @@ import statistics
 import sys
 import tempfile
 import time
+from collections import Counter
 from pathlib import Path
 
 from tests.domains import device_of, uuid_of
 from tests.libvirt.server import LibvirtServer
 from tests.product import HOOK, Product
 from tests.simhost import SimHost
-from vgpu_hook import config, store_file
+from tests.simhost.plaintree import plain_tree
+from vgpu_hook import config, domain, store_file
 from vgpu_hook.bounded import Deadline
+from vgpu_hook.catalogue import completed
+from vgpu_hook.frameworks.vendor_vfio import VendorVfio
 from vgpu_hook.host import Host
 from vgpu_hook.libvirtd import Known
 from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.log import JournalLog
 from vgpu_hook.model import Found, VgpuRequest, new_assignment
+from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
+from vgpu_hook.sysfs import Roots
 
 RUNS = 30
 REPEATS = 10
@@ -106,6 +112,46 @@ def reconcile() -> None:
         print(f" reconcile: 1,000 stopped domains, 512 devices in use (simulated): {spread}")
 
 
+def choosing() -> None:
+    """Time the choice of a VF among 16 GPUs x 32 VFs x 30 types; count the files that it reads."""
+    opened: list[str] = []
+
+    def audit(event: str, arguments: tuple[object, ...]) -> None:
+        if event == "open" and counting:
+            opened.append(str(arguments[0]))
+
+    counting = False
+    sys.addaudithook(audit)
+    with tempfile.TemporaryDirectory() as folder:
+        tree = plain_tree(Path(folder) / "host", gpus=16, vfs=32, types=30)
+        roots = Roots(str(tree / "sys"), str(tree / "proc"), str(tree / "dev"))
+        settings = config.Settings(roots=roots, state=f"{folder}/state")
+        store = store_file.open_store(settings.state, "bench", wait=60)
+        text = PLAIN.read_bytes()
+        (asked,) = (VgpuRequest("0", "nvidia-1148"),)
+        subject = domain.parse(text)
+        times = []
+        for _ in range(RUNS):
+            begin = time.perf_counter()
+            parents = Host(settings, "boot").parents(Deadline(60))
+            assert store is not None
+            planner = Planner(
+                completed(parents, store.devices), store, "spread", lambda _: frozenset()
+            )
+            planner(subject, asked)
+            times.append(1000 * (time.perf_counter() - begin))
+        counting = True
+        found = VendorVfio(roots).parents()
+        counting = False
+        assert len(found) == 16 * 32
+        most = max(Counter(opened).values())
+        print(
+            f" choosing among 16 GPUs x 32 VFs x 30 types (plain tree): median"
+            f" {statistics.median(times):.0f} ms   max {max(times):.0f};"
+            f" {len(opened)} files read, each at most {most} times"
+        )
+
+
 def idle_daemon() -> None:
     """Measure the daemon's CPU and memory while nothing happens, with a libvirtd."""
     with (
@@ -141,6 +187,7 @@ def main() -> int:
         for operation in ("prepare", "start", "stopped"):
             compare(operation, str(noop), PLAIN)
     reconcile()
+    choosing()
     idle_daemon()
     return 0
 

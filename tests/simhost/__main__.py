@@ -10,17 +10,38 @@ from .host import Host
 from .hostfile import HOSTS, load
 from .serve import serve
 
-_HINT = """{name} is mounted at {root}. Try in another shell:
-
+_MDEV = """
     ls {root}/sys/class/mdev_bus/
-    echo $(uuidgen) > {create}
+    echo $(uuidgen) > {root}/sys/class/mdev_bus/{parent}/mdev_supported_types/{kind}/create
     ls -l {root}/sys/bus/mdev/devices/
     echo 'hold <uuid> 4242' > {root}/control      # now a write of `remove` blocks
     echo 'drop 4242' > {root}/control             # and now it ends
+"""
+_VENDOR = """
+    cd {root}/sys/bus/pci/devices/{parent}/nvidia
+    cat creatable_vgpu_types
+    echo {kind} > current_vgpu_type
+    echo 'hold {parent} 4242' > {root}/control    # now a write of 0 fails
+    echo 'drop 4242' > {root}/control
+    echo 0 > current_vgpu_type
+"""
+_HINT = """{name} is mounted at {root}. Try in another shell:
+{examples}
+    ls -l {root}/sys/bus/pci/devices/
     cat {root}/writes {root}/state
 
 The commands of `control` are in tests/simhost/control.py. Ctrl-C unmounts.
 """
+
+
+def _hint(host: Host, root: str) -> str:
+    examples = []
+    for kind, text in (("mdev", _MDEV), ("vendor-vfio", _VENDOR)):
+        parent = next((p for p in host.config.parents if p.kind == kind and p.types), None)
+        if parent is not None:
+            words = {"root": root, "parent": parent.name, "kind": parent.types[0].id}
+            examples.append(text.format(**words))
+    return _HINT.format(name=host.config.name, root=root, examples="".join(examples))
 
 
 def main() -> int:
@@ -31,11 +52,7 @@ def main() -> int:
     host = Host(load(sys.argv[1]))
     own = tempfile.mkdtemp(prefix="simhost-") if len(sys.argv) == 2 else None
     root = own or sys.argv[2]
-    create = "<parent>/mdev_supported_types/<type>/create"
-    for parent in host.config.parents[:1]:
-        kind = parent.types[0].id
-        create = f"{root}/sys/class/mdev_bus/{parent.name}/mdev_supported_types/{kind}/create"
-    print(_HINT.format(name=host.config.name, root=root, create=create), flush=True)
+    print(_hint(host, root), flush=True)
     try:
         serve(host, root, None, until_eof=False)
     finally:

@@ -11,6 +11,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -121,11 +122,11 @@ class SimHost:
         except OSError as error:
             raise ValueError(file.read_text().strip() or str(error)) from error
 
-    def hold(self, uuid: str, pid: int | None = None, comm: str = "qemu-system-x86") -> int:
-        """A process has the device open. Returns its pid."""
+    def hold(self, device: str, pid: int | None = None, comm: str = "qemu-system-x86") -> int:
+        """A process has the device (UUID, or address of a VF) open. Returns its pid."""
         if pid is None:
             pid = max([3999, *self.state()["processes"]]) + 1
-        self.control(f"hold {uuid} {pid} {_quoted(comm)}")
+        self.control(f"hold {device} {pid} {_quoted(comm)}")
         return pid
 
     def drop(self, pid: int) -> None:
@@ -136,12 +137,20 @@ class SimHost:
         self.control(" ".join(["process", str(pid), _quoted(comm), *map(_quoted, links)]))
 
     def fault(
-        self, op: str, path: str, action: str, *, nth: int | None = None, times: int | None = None
+        self,
+        op: str,
+        path: str,
+        action: str,
+        *,
+        nth: int | None = None,
+        times: int | None = None,
+        data: str | None = None,
     ) -> None:
-        """See faults.py. `path` is a glob relative to the mount point."""
-        line = f"fault {op} {_quoted(path)} {action}"
-        line += f" nth={nth}" if nth is not None else ""
-        self.control(line + (f" times={times}" if times is not None else ""))
+        """See faults.py. `path` is a glob relative to the mount point, `data` one of the data."""
+        words = ["fault", op, _quoted(path), _quoted(action)]
+        options = {"nth": nth, "times": times, "data": data}
+        words += [_quoted(f"{key}={value}") for key, value in options.items() if value is not None]
+        self.control(" ".join(words))
 
     def heal(self) -> None:
         self.control("heal")
@@ -153,7 +162,12 @@ class SimHost:
         """A device made by somebody else: it is not in writes()."""
         self.control(f"make {uuid} {parent} {type}")
 
+    def assign(self, vf: str, type: int) -> None:
+        """A VF's type set by somebody else: it is not in writes(). 0 takes it away."""
+        self.control(f"assign {vf} {type}")
+
     def load(self, parent: str) -> None:
+        """The driver takes a parent; a VF that is not there comes."""
         self.control(f"load {parent}")
 
     def unload(self, parent: str) -> None:
@@ -162,7 +176,10 @@ class SimHost:
     # --- looking, uncounted ---
 
     def state(self) -> dict[str, Any]:
-        """boot_id, devices (parent, type, state, group, cdev, holders), available, processes."""
+        """boot_id, devices (parent, type, state, group, cdev, holders), vfs, available, processes.
+
+        vfs by address: type (0: none), creatable, params, group, cdev, holders, there.
+        """
         state: dict[str, Any] = json.loads((self.root / "state").read_text())
         return state
 
@@ -175,6 +192,15 @@ class SimHost:
         """available_instances of that type of that parent."""
         return int(self.state()["available"][parent][type])
 
+    def current_type(self, vf: str) -> int:
+        """The type that a VF has, 0 for none."""
+        return int(self.state()["vfs"][vf]["type"])
+
+    def current_types(self) -> dict[str, int]:
+        """All VFs that have a type, by address."""
+        vfs = self.state()["vfs"]
+        return {name: int(vf["type"]) for name, vf in vfs.items() if vf["type"]}
+
     def writes(self, path_glob: str | None = None) -> list[Write]:
         """The write log, oldest first; the glob is matched with both path and alias."""
         lines = (self.root / "writes").read_text().splitlines()
@@ -182,6 +208,10 @@ class SimHost:
         if path_glob is None:
             return found
         return [w for w in found if any(fnmatchcase(p, path_glob) for p in (w.path, w.alias))]
+
+    def write_counts(self) -> dict[str, int]:
+        """How often each file below sys/ was written to, failed writes too; path without links."""
+        return dict(Counter(write.path for write in self.writes()))
 
     def reset_writes(self) -> None:
         self.control("writes reset")

@@ -1,12 +1,14 @@
 """The commands of the `control` file at the root of the simulated host. One line, one command.
 
-hold <uuid|group path> [pid] [comm]     a process has the device open
+hold <uuid|VF|group path> [pid] [comm]  a process has the device open
 drop <pid>                              that process exits
 process <pid> <comm> [fd-link ...]      a process with such links in /proc/<pid>/fd
-fault <write|read|open|readlink> <glob> <errno|hang|slow:S|vanish|ignore> [nth=N] [times=N]
+fault <write|read|open|readlink> <glob> <errno|hang|slow:S|vanish|ignore|instead:TEXT>
+      [nth=N] [times=N] [data=GLOB]     on one line
 heal                                    no more faults; what hangs goes on
 reboot                                  new boot_id, no devices, no processes
 make <uuid> <parent> <type>             a device made by somebody else
+assign <VF> <type>                      a VF's type set by somebody else, 0 takes it away
 unload <parent>   load <parent>         the parent's driver goes and comes
 count reset                             forget how often files were read
 writes reset                            forget the write log
@@ -47,14 +49,15 @@ def _run(host: Host, command: str, words: list[str]) -> None:
         case ["process", pid, comm, *links]:
             host.process(int(pid), comm, links)
         case ["fault", op, glob, action, *options]:
-            counts = _counts(options)
-            host.faults.append(make_fault(op, glob, action, counts.get("nth"), counts.get("times")))
+            host.faults.append(make_fault(op, glob, action, *_options(options)))
         case ["heal"]:
             host.heal()
         case ["reboot"]:
             host.reboot()
         case ["make", uuid, parent, kind]:
             host.make(uuid, parent, kind)
+        case ["assign", parent, kind]:
+            host.find_vf(parent).assign(kind)
         case ["unload", parent]:
             host.find_parent(parent).unregister()
         case ["load", parent]:
@@ -67,11 +70,16 @@ def _run(host: Host, command: str, words: list[str]) -> None:
             raise ValueError("unknown command or wrong number of words")
 
 
-def _counts(options: list[str]) -> dict[str, int]:
+def _options(words: list[str]) -> tuple[int | None, int | None, str | None]:
+    """nth, times and data of a fault."""
     counts: dict[str, int] = {}
-    for option in options:
-        name, _, value = option.partition("=")
-        if name not in ("nth", "times") or int(value) < 1:
-            raise ValueError(f"unknown option {option!r}")
-        counts[name] = int(value)
-    return counts
+    data = None
+    for word in words:
+        name, _, value = word.partition("=")
+        if name == "data":
+            data = value
+        elif name in ("nth", "times") and int(value) >= 1:
+            counts[name] = int(value)
+        else:
+            raise ValueError(f"unknown option {word!r}")
+    return counts.get("nth"), counts.get("times"), data

@@ -9,8 +9,11 @@ readlink), a glob of the path relative to the mount point
     slow:SECONDS       it goes on after that time
     vanish             what the path belongs to (device, parent, process) is gone, the call fails
     ignore             a write reports success and does nothing
+    instead:TEXT       a write reports success and does what a write of TEXT does
 
-`nth` leaves the first nth-1 matching calls alone; with it, `times` is 1 unless given.
+`nth` leaves the first nth-1 matching calls alone; with it, `times` is 1 unless given. `times`
+alone makes the first ones fail: `EBUSY` with times=3 is a write that succeeds at the fourth try.
+`data` is a glob of what is written, without the white space around it: only such writes count.
 """
 
 from __future__ import annotations
@@ -32,6 +35,7 @@ class Fault:
     action: str
     nth: int = 1
     times: int | None = None
+    data: str | None = None
     seen: int = 0
     used: int = 0
 
@@ -40,18 +44,26 @@ class Fault:
             raise ValueError(f"unknown operation {self.op!r}, one of {', '.join(OPS)}")
         if self.action.startswith("slow:"):
             float(self.action[5:])
-        elif self.action not in _ACTIONS:
+        elif self.instead is None and self.action not in _ACTIONS:
             raise ValueError(f"unknown action {self.action!r}")
-        if self.action == "ignore" and self.op != "write":
-            raise ValueError("ignore is for writes")
+        for_writes = self.action == "ignore" or self.instead is not None or self.data is not None
+        if for_writes and self.op != "write":
+            raise ValueError("ignore, instead and data are for writes")
 
     @property
     def seconds(self) -> float | None:
         return float(self.action[5:]) if self.action.startswith("slow:") else None
 
-    def hit(self, paths: list[str]) -> bool:
+    @property
+    def instead(self) -> bytes | None:
+        return self.action[8:].encode() if self.action.startswith("instead:") else None
+
+    def hit(self, paths: list[str], data: bytes = b"") -> bool:
         """Whether this call is one that fails. Counts it."""
         if not any(fnmatchcase(path, self.path) for path in paths):
+            return False
+        written = data.decode("utf-8", "backslashreplace").strip()
+        if self.data is not None and not fnmatchcase(written, self.data):
             return False
         self.seen += 1
         if self.seen < self.nth or (self.times is not None and self.used >= self.times):
@@ -60,10 +72,17 @@ class Fault:
         return True
 
 
-def make_fault(op: str, path: str, action: str, nth: int | None, times: int | None) -> Fault:
+def make_fault(
+    op: str,
+    path: str,
+    action: str,
+    nth: int | None = None,
+    times: int | None = None,
+    data: str | None = None,
+) -> Fault:
     if times is None and nth is not None:
         times = 1
-    return Fault(op, path.lstrip("/"), action, nth or 1, times)
+    return Fault(op, path.lstrip("/"), action, nth or 1, times, data)
 
 
 @dataclass

@@ -56,6 +56,13 @@ class Request:
     passed: bool = False
     """Its fault has been dealt with: do it now."""
     logged: LoggedWrite | None = None
+    instead: bytes | None = None
+    """What a fault writes in place of the data."""
+
+    @property
+    def data(self) -> bytes:
+        """What is written."""
+        return self.body[wire.WRITE_IN.size :] if self.opcode == wire.WRITE else b""
 
 
 @dataclass
@@ -142,9 +149,8 @@ class FileSystem:
         if counted := _COUNTED.get(request.opcode):
             self.host.log.reads[(counted, paths[0])] += 1
         if request.opcode == wire.WRITE and paths[0].startswith("sys/"):
-            data = request.body[wire.WRITE_IN.size :]
-            request.logged = self.host.log.write(_process_of(request.pid), paths, data)
-        fault = self.host.fault(_FAULT_OPS[request.opcode], paths)
+            request.logged = self.host.log.write(_process_of(request.pid), paths, request.data)
+        fault = self.host.fault(_FAULT_OPS[request.opcode], paths, request.data)
         return handler(request) if fault is None else self._fail(request, node, fault)
 
     def _fail(self, request: Request, node: Node, fault: Fault) -> bytes | None:
@@ -156,7 +162,10 @@ class FileSystem:
             self.host.after(fault.seconds, lambda: self._do(request))
             return None
         if fault.action == "ignore":
-            return wire.WRITE_OUT.pack(len(request.body) - wire.WRITE_IN.size, 0)
+            return wire.WRITE_OUT.pack(len(request.data), 0)
+        if fault.instead is not None:
+            request.instead = fault.instead
+            return self._write(request)
         if fault.action != "vanish":
             raise OSError(getattr(errno, fault.action), "fault")
         for step in node.ancestors():
@@ -276,9 +285,8 @@ class FileSystem:
             raise OSError(_dead(node), node.name)
         if not isinstance(node, Attr) or node.store is None:
             raise OSError(errno.EIO, node.name)
-        data = request.body[wire.WRITE_IN.size :]
-        done = node.store(data)
-        payload = wire.WRITE_OUT.pack(len(data), 0)
+        done = node.store(request.data if request.instead is None else request.instead)
+        payload = wire.WRITE_OUT.pack(len(request.data), 0)
         if done is None:
             return payload
         self._later(request, done, payload)

@@ -1,4 +1,8 @@
-"""Short forms for tests of and with the simulated host: write to an attribute, create, look."""
+"""Short forms for tests of and with the simulated host: write to an attribute, create, look.
+
+For mediated devices create, bus and available; for VFs with vendor-specific VFIO nvidia, creatable
+and set_type.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +18,8 @@ from .client import SimHost
 A = "aaaaaaaa-0000-4000-8000-000000000001"
 B = "bbbbbbbb-0000-4000-8000-000000000002"
 T4, MTTY = "0000:3b:00.0", "mtty"
+VF = "0000:41:00.4"
+"""The first VF of l40s and the hosts that are like it."""
 
 
 def put(path: Path, text: str) -> None:
@@ -31,6 +37,30 @@ def errno_of_put(path: Path, text: str) -> str:
     except OSError as error:
         return errno.errorcode[error.errno or 0]
     return "ok"
+
+
+def errno_of_read(path: Path) -> str:
+    try:
+        path.read_bytes()
+    except OSError as error:
+        return errno.errorcode[error.errno or 0]
+    return "ok"
+
+
+def nvidia(sim: SimHost, vf: str = VF) -> Path:
+    """Where the files of vendor-specific VFIO are."""
+    return sim.sys / "bus/pci/devices" / vf / "nvidia"
+
+
+def creatable(sim: SimHost, vf: str = VF) -> list[int]:
+    """The type ids that creatable_vgpu_types lists."""
+    lines = (nvidia(sim, vf) / "creatable_vgpu_types").read_text().splitlines()
+    return [int(line.split(":")[0]) for line in lines if not line.startswith("ID")]
+
+
+def set_type(sim: SimHost, vf: str, kind: int) -> str:
+    """A write to current_vgpu_type: "ok" or the errno's name."""
+    return errno_of_put(nvidia(sim, vf) / "current_vgpu_type", f"{kind}\n")
 
 
 def create_file(sim: SimHost, parent: str, kind: str) -> Path:

@@ -2,7 +2,8 @@
 
 Everything happens inside one call from the outside (a file operation, a control line, a timer that
 is due). Something that blocks returns a Completion; run_timers() is to be called when next_timer()
-says so. mdev.py does the mediated devices, processes.py the open handles, fs.py the file system.
+says so. mdev.py, vendor.py and plain.py do the kinds of parents, pci.py the functions, vfio.py and
+processes.py the open handles, fs.py the file system.
 """
 
 from __future__ import annotations
@@ -13,16 +14,44 @@ import json
 import time
 import uuid
 from collections.abc import Callable
+from typing import Protocol
 
 from .capacity import Pool
 from .faults import Fault, Log, make_fault
-from .hostfile import HostConfig, ParentConfig, PciConfig
+from .hostmodel import HostConfig, ParentConfig
 from .mdev import MdevDevice, MdevParent
+from .pci import PciBus
+from .plain import PlainVf
 from .processes import Processes
-from .tree import Dir, Link, Openable
+from .tree import Dir
+from .vendor import VendorVf
+from .vfio import Vfio, VfioDevice
 
-KINDS = {"mdev": MdevParent}
-"""How a parent offers its vGPUs. Vendor-specific VFIO becomes a second entry."""
+
+class Parent(Protocol):
+    """What a parent of any kind has; `registered` is when its driver offers something."""
+
+    name: str
+    config: ParentConfig
+    registered: bool
+    unloading: bool
+
+    def register(self) -> None:
+        """The driver takes it. Its PCI function, if it has one, is there."""
+
+    def unregister(self) -> None:
+        """The driver lets it go. Raises OSError if it can't."""
+
+
+KINDS: dict[str, Callable[[Host, ParentConfig], Parent]] = {
+    "mdev": MdevParent,
+    "vendor-vfio": VendorVf,
+    "plain": PlainVf,
+}
+"""How a parent offers its vGPUs."""
+
+_OFFERS = {"mdev": "mdev_supported_types", "vendor-vfio": "nvidia"}
+"""The name in a parent's directory that somebody looks for who waits for its driver."""
 
 
 class Host:
@@ -30,21 +59,21 @@ class Host:
         self.config = config
         self.root = Dir("")
         self.sys = self.root.dir("sys")
-        self.dev = self.root.dir("dev")
         self.log = Log()
         self.faults: list[Fault] = [
-            make_fault(f.op, f.path, f.action, f.nth, f.times) for f in config.faults
+            make_fault(f.op, f.path, f.action, f.nth, f.times, f.data) for f in config.faults
         ]
         self.on_heal: Callable[[], None] = lambda: None
         self.processes = Processes(self.root.dir("proc"), dev_links, self.drop)
+        self.vfio = Vfio(self.sys, self.root.dir("dev"), config, self.processes)
+        self.vfio.on_close = self._finish_removals
+        self.pci = PciBus(self.sys, self.vfio)
         self.pools = {parent.pool: Pool(parent.capacity) for parent in config.parents}
         self.devices: dict[str, MdevDevice] = {}
-        self.parents: dict[str, MdevParent] = {}
+        self.parents: dict[str, Parent] = {}
         self._timers: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
         self._looks: dict[str, int] = {}
-        self._groups: set[int] = set()
-        self._cdevs: set[int] = set()
         self.boot_id = ""
         self.root.attr("proc/sys/kernel/random/boot_id", lambda: self.boot_id.encode() + b"\n")
         self.root.attr("state", lambda: json.dumps(self.state()).encode() + b"\n")
@@ -57,14 +86,10 @@ class Host:
     def boot(self) -> None:
         self.boot_id = str(uuid.uuid4())
         self._looks.clear()
-        for path in ("devices", "kernel/iommu_groups", "bus/pci/devices", "bus/pci/drivers"):
-            self.sys.dir(path)
-        self.dev.dir("vfio").add(Openable("vfio", lambda pid: 0, lambda token: None))
-        if self.config.cdev:
-            self.dev.dir("vfio/devices")
-        self._groups = set(range(self.config.first_group))
+        self.vfio.boot()
+        self.pci.boot(self.config.nodes)
         for pci in self.config.pci:
-            self._add_pci(pci)
+            self.pci.add(pci, bound=True)
         if self.config.mdev_bus:
             for path in ("bus/mdev/devices", "bus/mdev/drivers", "class/mdev_bus"):
                 self.sys.dir(path)
@@ -75,50 +100,28 @@ class Host:
             self.parents[config.name] = parent
             self._boot_parent(parent)
         for device in self.config.devices:
-            self.make(device.uuid, device.parent, device.type)
+            if device.uuid:
+                self.make(device.uuid, device.parent, device.type)
+            else:
+                self.find_vf(device.parent).assign(device.type)
 
-    def _boot_parent(self, parent: MdevParent) -> None:
+    def _boot_parent(self, parent: Parent) -> None:
         config = parent.config
+        if config.absent:
+            return
         if config.device_after:
             self._looks["pci " + config.name] = config.device_after
-        elif config.pci is not None:
-            self._add_pci(config.pci, config.name)
+        else:
+            self._add_pci(config)
         if config.appears_after or config.device_after:
             self._looks[config.name] = config.appears_after
         else:
             parent.register()
 
-    def _add_pci(self, pci: PciConfig, parent: str | None = None) -> None:
-        here = self.sys.dir("devices/" + pci.path)
-        here.aliases.append(f"sys/bus/pci/devices/{pci.address}")
-        values = {"vendor": pci.vendor, "device": pci.device, "class": pci.pci_class}
-        for name, value in {**values, "numa_node": str(pci.numa_node)}.items():
-            here.attr(name, value.encode() + b"\n")
-        if pci.driver is not None and parent is None:
-            here.link("driver", self.sys.dir(f"bus/pci/drivers/{pci.driver}"))
-        self.sys.dir("bus/pci/devices").link(pci.address, here)
-        group = self._lowest(self._groups)
-        where = self.sys.dir(f"kernel/iommu_groups/{group}")
-        where.dir("devices").link(pci.address, here)
-        here.link("iommu_group", where)
-        if pci.physfn is not None:
-            self._link_vf(pci.physfn, here)
-        if parent is not None:
-            here.on_look = lambda name: self._look_parent(parent, name)
-
-    def _link_vf(self, physfn: str, here: Dir) -> None:
-        entry = self.sys.dir("bus/pci/devices").children[physfn]
-        assert isinstance(entry, Link)
-        pf = self.sys.find("devices/" + entry.target.split("/devices/", 1)[1])
-        assert isinstance(pf, Dir)
-        here.link("physfn", pf)
-
-        def count() -> int:
-            return sum(name.startswith("virtfn") for name in pf.children)
-
-        if "sriov_numvfs" not in pf.children:
-            pf.attr("sriov_numvfs", lambda: b"%d\n" % count())
-        pf.link(f"virtfn{count()}", here)
+    def _add_pci(self, config: ParentConfig) -> None:
+        if config.pci is not None:
+            here = self.pci.add(config.pci, bound=False)
+            here.on_look = lambda name: self._look_parent(config.name, name)
 
     def reboot(self) -> None:
         """Power cycle: a new boot_id, no devices, no processes. Faults and the log remain."""
@@ -129,8 +132,6 @@ class Host:
             pool.clear()
         for name in list(self.sys.children):
             self.sys.remove(name)
-        self.dev.remove("vfio")
-        self._cdevs.clear()
         self.boot()
 
     # --- what comes late ---
@@ -146,17 +147,17 @@ class Host:
                 self._look(parent)
 
     def _look_parent(self, parent: str, name: str | None) -> None:
-        if name == "mdev_supported_types":
-            self._look(self.parents[parent])
+        found = self.parents[parent]
+        if name == _OFFERS.get(found.config.kind):
+            self._look(found)
 
-    def _look(self, parent: MdevParent) -> None:
+    def _look(self, parent: Parent) -> None:
         """Somebody looks for a parent that is not there yet; after enough looks it is."""
         config = parent.config
         if "pci " + config.name in self._looks:
             if not self._due("pci " + config.name):
                 return
-            assert config.pci is not None
-            self._add_pci(config.pci, config.name)
+            self._add_pci(config)
         if self._due(config.name):
             parent.register()
 
@@ -171,90 +172,23 @@ class Host:
         del self._looks[key]
         return True
 
-    def _has_pci(self, config: ParentConfig) -> bool:
-        return self.sys.find(f"bus/pci/devices/{config.name}") is not None
-
-    # --- VFIO ---
-
-    @staticmethod
-    def _lowest(taken: set[int]) -> int:
-        """Numbers are reused, the lowest free one first (ida_alloc)."""
-        number = next(n for n in itertools.count() if n not in taken)
-        taken.add(number)
-        return number
-
-    def add_vfio(self, device: MdevDevice) -> None:
-        """The device's IOMMU group, its vfio-dev directory and the files below /dev/vfio."""
-        device.group = self._lowest(self._groups)
-        where = self.sys.dir(f"kernel/iommu_groups/{device.group}")
-        where.dir("devices").link(device.uuid, device.dir)
-        device.dir.link("iommu_group", where)
-        if self.config.kernel >= (6, 0):
-            device.cdev = self._lowest(self._cdevs)
-            number = device.dir.dir(f"vfio-dev/vfio{device.cdev}")
-            number.attr("uevent", b"")
-            if self.config.cdev:
-                number.attr("dev", b"511:%d\n" % device.cdev)
-        for file in self.files(device):
-            directory, _, name = file.rpartition("/")
-            self.dev.dir(directory).add(self._openable(name, file))
-
-    def _openable(self, name: str, file: str) -> Openable:
-        return Openable(name, lambda pid: self.processes.open_real(pid, file), self._closed)
-
-    def _closed(self, token: int) -> None:
-        self.processes.close(token)
-        self._finish_removals()
-
-    def files(self, device: MdevDevice) -> set[str]:
-        """Its files below /dev: `vfio/7`, and `vfio/devices/vfio0` where the kernel has it."""
-        found = {f"vfio/{device.group}"} if device.group >= 0 else set()
-        if self.config.cdev and device.cdev >= 0:
-            found.add(f"vfio/devices/vfio{device.cdev}")
-        return found
-
-    def remove_vfio(self, device: MdevDevice) -> None:
-        for file in self.files(device):
-            self.dev.remove(file)
-        self.processes.close_files(self.files(device))
-        if device.group >= 0:
-            self.sys.remove(f"kernel/iommu_groups/{device.group}")
-            self._groups.discard(device.group)
-            self._cdevs.discard(device.cdev)
-
-    def in_use(self, device: MdevDevice) -> bool:
-        return bool(self.processes.holders(self.files(device)))
-
     def _finish_removals(self) -> None:
         for device in list(self.devices.values()):
-            if device.state == "removing" and not self.in_use(device):
+            if device.state == "removing" and not self.vfio.holders(device):
                 device.finish_removal()
 
     # --- commands of the control file ---
 
-    def find_device(self, name: str) -> MdevDevice:
-        """By UUID or by a path that ends in vfio/N or vfio/devices/vfioN."""
-        for device in self.devices.values():
-            if name.lower() == device.uuid:
-                return device
-            if any(name == file or name.endswith("/" + file) for file in self.files(device)):
-                return device
+    def find_device(self, name: str) -> VfioDevice:
+        """By UUID or PCI address, or by a path that ends in vfio/N or vfio/devices/vfioN."""
+        if (device := self.vfio.find(name)) is not None:
+            return device
+        if name.lower() in self.devices:
+            raise ValueError(f"{name} cannot be opened yet")
         raise ValueError(f"no device {name}")
 
     def hold(self, name: str, pid: int | None = None, comm: str = "qemu-system-x86") -> int:
-        device = self.find_device(name)
-        files = sorted(self.files(device), key=lambda file: "devices" in file)
-        if not files:
-            raise ValueError(f"{name} cannot be opened yet")
-        file = next((file for file in files if name.endswith(file)), files[0])
-        if self.processes.holders({file}) and "devices" not in file:
-            raise ValueError(f"{file} is open already")
-        argument = f"vfio-pci,sysfsdev=/sys/bus/mdev/devices/{device.uuid}"
-        cmdline = b"\0".join([comm.encode(), b"-device", argument.encode(), b""])
-        process = self.processes.start(pid or self.processes.free_pid(), comm, cmdline)
-        process.fixed = True
-        self.processes.open(process, file)
-        return process.pid
+        return self.vfio.hold(self.find_device(name), name, pid, comm)
 
     def drop(self, pid: int) -> None:
         if pid not in self.processes.by_pid:
@@ -272,12 +206,18 @@ class Host:
         """A device made by somebody else; not in the write log. OSError as from `create`."""
         owner = self.find_parent(parent)
         for config in owner.config.types:
-            if config.id == kind:
+            if config.id == kind and isinstance(owner, MdevParent):
                 owner.create(config, name.encode())
                 return
-        raise ValueError(f"no type {kind} of {parent}")
+        raise ValueError(f"no type {kind} of {parent} for a mediated device")
 
-    def find_parent(self, name: str) -> MdevParent:
+    def find_vf(self, name: str) -> VendorVf:
+        found = self.find_parent(name)
+        if not isinstance(found, VendorVf):
+            raise ValueError(f"{name} is no VF with vendor-specific VFIO")
+        return found
+
+    def find_parent(self, name: str) -> Parent:
         if name not in self.parents:
             raise ValueError(f"no parent {name}")
         return self.parents[name]
@@ -288,17 +228,17 @@ class Host:
         self._looks.pop("pci " + name, None)
         if parent.registered or parent.unloading:
             raise ValueError(f"{name} is loaded")
-        if parent.config.pci is not None and not self._has_pci(parent.config):
-            self._add_pci(parent.config.pci, name)
+        if not self.pci.has(name):
+            self._add_pci(parent.config)
         parent.register()
 
     def heal(self) -> None:
         self.faults.clear()
         self.on_heal()
 
-    def fault(self, op: str, paths: list[str]) -> Fault | None:
+    def fault(self, op: str, paths: list[str], data: bytes = b"") -> Fault | None:
         """The first fault that this call hits."""
-        return next((f for f in self.faults if f.op == op and f.hit(paths)), None)
+        return next((f for f in self.faults if f.op == op and f.hit(paths, data)), None)
 
     # --- time ---
 
@@ -323,10 +263,11 @@ class Host:
                 "state": device.state,
                 "group": device.group,
                 "cdev": device.cdev,
-                "holders": self.processes.holders(self.files(device)),
+                "holders": self.vfio.holders(device),
             }
             for device in self.devices.values()
         }
+        vfs = {vf.name: vf.state() for vf in self.parents.values() if isinstance(vf, VendorVf)}
         available = {
             parent.name: {
                 kind.id: self.pools[parent.config.pool].available(parent.name, kind)
@@ -338,6 +279,7 @@ class Host:
         return {
             "boot_id": self.boot_id,
             "devices": devices,
+            "vfs": vfs,
             "available": available,
             "processes": sorted(self.processes.by_pid),
         }

@@ -1,6 +1,6 @@
 """Mediated devices as kernel 6.1's drivers/vfio/mdev does them: parents, types, create and remove.
 
-One kind of parent (see KINDS in host.py); vendor-specific VFIO on VFs is another and is not here.
+One kind of parent (see KINDS in host.py); vendor-specific VFIO on VFs is another: vendor.py.
 The order of the checks and their errnos are those of mdev_sysfs.c and mdev_core.c (facts D1 to D4).
 """
 
@@ -10,7 +10,7 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from .hostfile import AttributeConfig, ParentConfig, TypeConfig
+from .hostmodel import AttributeConfig, ParentConfig, TypeConfig
 from .tree import Completion, Dir, detach
 
 if TYPE_CHECKING:
@@ -42,10 +42,8 @@ class MdevParent:
         here.vanish = self.unregister
         for kind in self.config.types:
             self._add_type(here, kind)
-        if self.config.pci is not None and self.config.pci.driver is not None:
-            driver = sys_dir.dir(f"bus/pci/drivers/{self.config.pci.driver}")
-            if "driver" not in here.children:
-                here.link("driver", driver)
+        if self.config.pci is not None:
+            self.host.pci.bind(self.config.pci, here)
         sys_dir.dir("bus/mdev/drivers/" + self.config.driver)
         sys_dir.dir("class/mdev_bus").link(self.name, here)
         self.registered, self.unloading = True, False
@@ -132,6 +130,17 @@ class MdevDevice:
         assert parent.dir is not None
         self.dir = parent.dir.dir(uuid)
 
+    @property
+    def name(self) -> str:
+        return self.uuid
+
+    @property
+    def argument(self) -> str:
+        return f"sysfsdev=/sys/bus/mdev/devices/{self.uuid}"
+
+    def check_open(self) -> None:
+        """There is nothing that the driver waits for."""
+
     def appear(self) -> None:
         """device_add: the directory, the link on the bus and `remove` are there before probing."""
         self.dir.aliases.append(f"sys/bus/mdev/devices/{self.uuid}")
@@ -144,7 +153,8 @@ class MdevDevice:
     def activate(self) -> None:
         """The driver's probe and the links that follow it."""
         host, config = self.host, self.parent.config
-        host.add_vfio(self)
+        self.group = host.vfio.new_group(self.uuid, self.dir)
+        host.vfio.add(self)
         driver = config.driver if host.config.kernel >= (6, 0) else "vfio_mdev"
         self.dir.link("driver", host.sys.dir("bus/mdev/drivers/" + driver))
         assert self.parent.dir is not None
@@ -192,7 +202,7 @@ class MdevDevice:
         """
         self.state = "removing"
         self.unlink()
-        if not self.host.in_use(self):
+        if not self.host.vfio.holders(self):
             self.finish_removal()
             return None
         self.removal = Completion()
@@ -214,7 +224,8 @@ class MdevDevice:
         if host.devices.get(self.uuid) is not self:
             return
         detach(self.dir)
-        host.remove_vfio(self)
+        host.vfio.remove(self)
+        host.vfio.end_group(self.group)
         host.pools[self.parent.config.pool].give_back(self.uuid)
         del host.devices[self.uuid]
         if self.creation is not None:
