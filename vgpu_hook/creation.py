@@ -246,14 +246,24 @@ class Creation:
         holders = {row.device: row.domain_name for row in self._store.all()}
         cause = placement.why_not(parents, request.profile, request.gpu, holders)
         text = cause.message
-        room = placement.order(
-            placement.candidates(parents, request.profile, request.gpu), Wishes()
-        )
+        offers = placement.candidates(parents, request.profile, request.gpu)
+        room = [
+            c for c in placement.order(offers, Wishes()) if c.parent.framework == wanted.framework
+        ]
         if failures and room:
             tried = "; ".join(dict.fromkeys(text for texts in failures.values() for text in texts))
             text = f"no vGPU of profile {request.profile!r} could be made: {tried}"
         if self._host.framework(wanted.framework).fixed:
-            others = [c for c in room if c.parent.name not in {wanted.device, *holders}]
-            if others:
-                raise wanted.elsewhere(text if failures else f"{wanted.device} can't be it now")
+            text = self._about_vf(wanted, parents, text if failures else "") or text
+            if any(c.parent.name not in {wanted.device, *holders} for c in room):
+                raise wanted.elsewhere(text)
         raise wanted.refused(text, cause.hint)
+
+    def _about_vf(self, wanted: Wanted, parents: tuple[Parent, ...], failed: str) -> str:
+        """Say what is wrong with the VF itself; empty if it is only that the card is full."""
+        vf = next((p for p in parents if p.name == wanted.device and not p.state), None)
+        if vf is None or vf.framework != wanted.framework:
+            return f"its hostdev names {wanted.device}, which is no VF that can be a vGPU here"
+        if vf.problem:
+            return f"{wanted.device} can't be used: {vf.problem}"
+        return failed
