@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh)
 
-.PHONY: help demo test check lint unit simulated libvirt testhost bench deb setup clean
+.PHONY: help demo test check lint unit simulated libvirt testhost soak bench deb setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,9 @@ libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its
 
 testhost: setup  ## Tests on a real kernel, in a VM
 	$(PYTEST) tests/testhost
+
+soak: setup  ## Long runs on the test host: ten minutes and more
+	$(PYTEST) tests/soak
 
 bench: setup  ## Figures: what the hook costs (medians and spread)
 	$(PYTHON) -m tests.bench
