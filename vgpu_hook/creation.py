@@ -96,7 +96,7 @@ class Creation:
                 self._store.forget(row, "released", "a VF loses its type when its host goes down")
             elif fixed:
                 self._refuse_taken(wanted, row)
-        found = self._host.find(wanted.framework, wanted.device, self._deadline)
+        found = self._find(wanted)
         if found is not None and fixed:
             self._refuse_dirty(wanted, found)
         elif found is not None:
@@ -110,6 +110,14 @@ class Creation:
                 return self._create(wanted, row)
             except KernelError as error:
                 failures.setdefault(row.parent, []).append(error.message)
+
+    def _find(self, wanted: Wanted) -> Found | None:
+        try:
+            return self._host.find(wanted.framework, wanted.device, self._deadline)
+        except KernelError as error:
+            if self._host.framework(wanted.framework).fixed:
+                self._refuse_vf(wanted, f"{wanted.device} can't be read: {error.message}")
+            raise
 
     def _intend(self, wanted: Wanted, failures: dict[str, list[str]]) -> Assignment:
         """Choose a parent and commit the intent; raise Refused if none will do."""

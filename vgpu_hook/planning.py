@@ -55,6 +55,8 @@ class Planner:
         failures = store.devices.failures() if store is not None else []
         self._failed = {(f.device, f.domain_uuid, f.slot) for f in failures}
         self._quarantined = quarantined(failures)
+        self._owners = {row.device: (row.domain_uuid, row.slot) for row in self._rows}
+        self._offers: dict[tuple[str, str | None], list[Candidate]] = {}
         self._held: dict[tuple[str, str], str] = {}
 
     def hold(self, domain_uuid: str, slot: str, device: str) -> None:
@@ -63,7 +65,7 @@ class Planner:
 
     def __call__(self, subject: Domain, request: VgpuRequest) -> Plan:
         """Return the hostdev that serves the request."""
-        offers = placement.candidates(self._parents, request.profile, request.gpu)
+        offers = self._offering(request)
         framework = self._framework(subject, request, offers)
         if framework == MDEV:
             model = next((o.type.device_api for o in offers), DEFAULT_MODEL)
@@ -83,7 +85,7 @@ class Planner:
 
     def usable(self, reservation: Reservation, request: VgpuRequest) -> bool:
         """Tell whether a stopped domain could start on the VF that its definition names."""
-        offers = placement.candidates(self._parents, request.profile, request.gpu)
+        offers = self._offering(request)
         room = self._room(reservation.domain_uuid, request.slot, offers)
         return reservation.device in {c.parent.name for c in room} or not room
 
@@ -147,16 +149,22 @@ class Planner:
         Left out: VFs that another domain has on record, that are in quarantine, or that failed for
         this very slot.
         """
-        taken = {r.device for r in self._rows if (r.domain_uuid, r.slot) != (domain_uuid, slot)}
-        own = {r.device for r in self._rows if (r.domain_uuid, r.slot) == (domain_uuid, slot)}
+        mine = (domain_uuid, slot)
         return [
             offer
             for offer in offers
-            if (offer.type.available > 0 or offer.parent.name in own)
-            and offer.parent.name not in taken
+            if (owner := self._owners.get(offer.parent.name)) in (None, mine)
+            and (offer.type.available > 0 or owner == mine)
             and offer.parent.name not in self._quarantined
-            and (offer.parent.name, domain_uuid, slot) not in self._failed
+            and (offer.parent.name, *mine) not in self._failed
         ]
+
+    def _offering(self, request: VgpuRequest) -> list[Candidate]:
+        """Return the parents that offer the profile, full ones too."""
+        key = (request.profile, request.gpu)
+        if key not in self._offers:
+            self._offers[key] = placement.candidates(self._parents, *key)
+        return self._offers[key]
 
     def _taken(
         self, domain_uuid: str, slot: str, offers: list[Candidate]

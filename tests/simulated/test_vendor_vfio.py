@@ -241,7 +241,10 @@ def test_i9_a_record_of_another_boot_does_not_block_others(product: Product) -> 
 
 def test_an_unreadable_vf_does_not_blank_the_others(product: Product) -> None:
     product.sim.fault("read", f"*{V4}*current_vgpu_type", "EIO")
-    assert start(product, "a", V4).status == 1
+    refused = start(product, "a", V4)
+    assert refused.status == 1
+    assert f"{V4} can't be read" in refused.err
+    assert "another VF is free" in refused.err
     assert start(product, "b", V5) == (0, "", "")
     status = product.command("status")
     assert status.status == 0
