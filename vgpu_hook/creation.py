@@ -10,17 +10,14 @@ from __future__ import annotations
 import errno
 from collections import Counter
 from collections.abc import Callable
-from typing import NamedTuple, NoReturn
 
-from vgpu_hook import placement
-from vgpu_hook.admission import attach_command
+from vgpu_hook import placement, refusals
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.catalogue import completed
 from vgpu_hook.host import Host
 from vgpu_hook.model import (
     ASSIGNED,
     FRAMEWORK,
-    RETAINED,
     Assignment,
     Domain,
     Found,
@@ -35,33 +32,11 @@ from vgpu_hook.model import (
     new_assignment,
 )
 from vgpu_hook.placement import Candidate, Wishes
+from vgpu_hook.refusals import Wanted
 from vgpu_hook.store import Store
 from vgpu_hook.store_devices import CREATE, failure_of
 
 TRIES_PER_PARENT = 2
-
-
-class Wanted(NamedTuple):
-    """One vGPU to be taken: `device` is what the domain's hostdev names, an mdev's UUID or a VF."""
-
-    domain: Domain
-    request: VgpuRequest
-    framework: str
-    device: str
-
-    def refused(self, cause: str, hint: str = "") -> Refused:
-        """Return the refusal of the domain's start for this vGPU."""
-        return Refused(
-            f"domain {self.domain.name!r} (slot {self.request.slot!r}): {cause}",
-            hint or f"run: vgpu-hook explain {self.device}",
-        )
-
-    def elsewhere(self, cause: str) -> Refused:
-        """Return the refusal for a VF that can't be used while others can."""
-        hint = f"run: {attach_command(self.domain.name, self.request)}"
-        return self.refused(
-            f"{cause}; another VF is free", f"{hint} (vgpu-hookd does so by itself)"
-        )
 
 
 class Creation:
@@ -95,11 +70,12 @@ class Creation:
                 # Of whichever domain: its VF has lost the type with the host's last boot.
                 self._store.forget(row, "released", "a VF loses its type when its host goes down")
             elif fixed:
-                self._refuse_taken(wanted, row)
+                raise self._unusable(wanted, refusals.taken(row))
         found = self._find(wanted)
         if found is not None and fixed:
-            self._refuse_dirty(wanted, found)
-        elif found is not None:
+            dirty = f"{found.device} carries {found.type}, which is not on record"
+            raise self._unusable(wanted, dirty)
+        if found is not None:
             return self._adopt(wanted, found)
         for row in self._store.of_device(wanted.device):  # of another boot; it can't be judged
             raise wanted.refused(f"{wanted.device} is on record ({row.state}): {row.reason}")
@@ -116,7 +92,8 @@ class Creation:
             return self._host.find(wanted.framework, wanted.device, self._deadline)
         except KernelError as error:
             if self._host.framework(wanted.framework).fixed:
-                self._refuse_vf(wanted, f"{wanted.device} can't be read: {error.message}")
+                cause = f"{wanted.device} can't be read: {error.message}"
+                raise self._unusable(wanted, cause) from error
             raise
 
     def _intend(self, wanted: Wanted, failures: dict[str, list[str]]) -> Assignment:
@@ -130,12 +107,16 @@ class Creation:
             and self._serves(wanted, candidate)
         ]
         policy, nodes = request.placement or self._policy, self._nodes_of(wanted.domain)
+        rows = self._store.all()
 
         def choose(pending: list[Assignment]) -> Assignment:
+            for row in self._store.of_device(wanted.device):  # another start was quicker
+                raise refusals.unusable(wanted, refusals.taken(row), parents, rows)
             wishes = Wishes(policy, nodes, Counter(row.parent for row in pending))
             best = placement.order(found, wishes)
             if not best:
-                self._refuse(wanted, parents, failures)
+                tried = (text for texts in failures.values() for text in texts)
+                raise refusals.no_room(wanted, parents, rows, tried)
             return self._row(wanted, best[0])
 
         return self._store.intend(self._host.boot_id, choose)
@@ -215,63 +196,11 @@ class Creation:
         if self._host.framework(row.framework).fixed and not isinstance(error, NoCapacity):
             self._store.devices.note_failure(failure_of(row, CREATE, error.message))
 
-    def _refuse_taken(self, wanted: Wanted, row: Assignment) -> None:
-        """Refuse a VF that is on record, with what holds all of them if none is free."""
-        if row.domain_uuid == wanted.domain.uuid and row.slot == wanted.request.slot:
-            raise wanted.refused(f"{row.device} is on record ({row.state}): {row.reason}")
-        cause = f"{row.device} is in use by domain {row.domain_name!r}"
-        if row.state == RETAINED:
-            cause = f"{row.device} could not be released by domain {row.domain_name!r}"
-        self._refuse_vf(wanted, cause)
-
-    def _refuse_dirty(self, wanted: Wanted, found: Found) -> None:
-        """Refuse a VF that carries a type and is on nobody's record: it may be anybody's."""
-        self._refuse_vf(wanted, f"{found.device} carries {found.type}, which is not on record")
-
-    def _refuse_vf(self, wanted: Wanted, cause: str) -> NoReturn:
-        request = wanted.request
-        parents = self._parents()
-        rows = self._store.all()
-        taken = {row.device for row in rows}
-        room = placement.candidates(parents, request.profile, request.gpu)
-        if any(c.type.available and c.parent.name not in taken for c in room):
-            raise wanted.elsewhere(cause)
-        holders = {row.device: row.domain_name for row in rows}
-        why = placement.why_not(parents, request.profile, request.gpu, holders)
-        raise wanted.refused(f"{cause}; {why.message}", why.hint)
+    def _unusable(self, wanted: Wanted, cause: str) -> Refused:
+        return refusals.unusable(wanted, cause, self._parents(), self._store.all())
 
     def _parents(self) -> tuple[Parent, ...]:
         return completed(self._host.parents(self._deadline), self._store.devices)
 
     def _nodes_of(self, domain: Domain) -> frozenset[int]:
         return self._host.nodes_of(domain, self._deadline)
-
-    def _refuse(
-        self, wanted: Wanted, parents: tuple[Parent, ...], failures: dict[str, list[str]]
-    ) -> NoReturn:
-        """Raise the refusal for lack of room, with what exists and what was tried."""
-        request = wanted.request
-        holders = {row.device: row.domain_name for row in self._store.all()}
-        cause = placement.why_not(parents, request.profile, request.gpu, holders)
-        text = cause.message
-        offers = placement.candidates(parents, request.profile, request.gpu)
-        room = [
-            c for c in placement.order(offers, Wishes()) if c.parent.framework == wanted.framework
-        ]
-        if failures and room:
-            tried = "; ".join(dict.fromkeys(text for texts in failures.values() for text in texts))
-            text = f"no vGPU of profile {request.profile!r} could be made: {tried}"
-        if self._host.framework(wanted.framework).fixed:
-            text = self._about_vf(wanted, parents, text if failures else "") or text
-            if any(c.parent.name not in {wanted.device, *holders} for c in room):
-                raise wanted.elsewhere(text)
-        raise wanted.refused(text, cause.hint)
-
-    def _about_vf(self, wanted: Wanted, parents: tuple[Parent, ...], failed: str) -> str:
-        """Say what is wrong with the VF itself; empty if it is only that the card is full."""
-        vf = next((p for p in parents if p.name == wanted.device and not p.state), None)
-        if vf is None or vf.framework != wanted.framework:
-            return f"its hostdev names {wanted.device}, which is no VF that can be a vGPU here"
-        if vf.problem:
-            return f"{wanted.device} can't be used: {vf.problem}"
-        return failed

@@ -18,7 +18,7 @@ LAYERS = [
     {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
     {"guard", "frameworks.handles", "frameworks.gpus"},
-    {"frameworks.mdev", "frameworks.vendor_vfio", "planning"},
+    {"frameworks.mdev", "frameworks.vendor_vfio", "planning", "refusals"},
     {"host", "catalogue"},
     {"creation"},
     {"lifecycle"},
