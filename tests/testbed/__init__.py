@@ -7,6 +7,7 @@ makes mediated devices. Not for tests that a simulated /sys can serve; those are
     build.py     makes the image
     machine.py   runs it; qemu.py and ssh.py are the two halves of that
     guests.py    disks and domain XML for the guests inside it
+    gpu.py       GPUs that look like NVIDIA's, plugged in; gpu_check.py sees that they do
     host.py      a running host with vgpu-hook's package in it
     plugin.py    the fixtures
 """

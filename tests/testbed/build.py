@@ -94,25 +94,27 @@ def _make_key(image: Image) -> None:
 
 
 def _make_trees(progress: Progress, image: Image, logs: Path) -> Path:
-    """Make the test host's root tree and, in a second tree, mtty.ko; return where they are."""
+    """Make the test host's root tree and, in a second tree, the modules; return where they are."""
     trees = image.directory / "trees"
     trees.mkdir()
     sources = trees / "sources.list"
     sources.write_text(debian.sources(recipe.SUITE))
     suite, isolated = recipe.SUITE, debian.isolated()
     host = debian.mmdebstrap("apt", recipe.HOST_PACKAGES, suite, trees / "host")
-    module = debian.mmdebstrap("extract", recipe.MODULE_PACKAGES, suite, trees / "module")
-    mtty = [str(HERE / "image/mtty.sh"), str(trees / "module"), str(image.directory)]
+    build = debian.mmdebstrap("extract", recipe.MODULE_PACKAGES, suite, trees / "modules")
+    modules = [str(HERE / "image/modules.sh"), str(trees / "modules"), str(image.directory)]
     # The initrd is made once, at the end, and not by each package that has a say in it.
     env = {**os.environ, "INITRD": "No", "LC_ALL": "C.UTF-8"}
-    progress.say("making the root tree of the test host, and mtty.ko beside it")
+    progress.say("making the root tree of the test host, and the modules beside it")
     temporary = make_work_directory()
     env["TMPDIR"] = str(temporary)
     try:
         run_together(
             progress,
             Command("root tree", isolated + host, logs / "host.log", stdin=sources, env=env),
-            Command("mtty.ko", isolated + mtty + module, logs / "mtty.log", stdin=sources, env=env),
+            Command(
+                "modules", isolated + modules + build, logs / "modules.log", stdin=sources, env=env
+            ),
         )
     finally:
         shutil.rmtree(temporary, ignore_errors=True)

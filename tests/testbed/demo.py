@@ -15,7 +15,8 @@ from tests.testbed.errors import TestbedError
 from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, Host, prepare
 from tests.testbed.machine import Machine
-from tests.testhost.vms import hold, let_go, settled
+from tests.testhost.kinds import MdevKind, VfKind
+from tests.testhost.vms import let_go
 
 BEGIN = time.monotonic()
 DEVICE = device_of(uuid_of("web"))
@@ -81,8 +82,7 @@ class Demo:
         expect(self.host.mdevs() == [DEVICE], "the original's vGPU is untouched")
         say("vgpu-hookd gives the clone a vGPU of its own, as it would have at once.")
         self.type("systemctl start vgpu-hookd.socket vgpu-hookd.service")
-        uuid = self.host.virsh("domuuid", "web-clone").stdout.strip()
-        settled(self.host, "web-clone", device_of(uuid))
+        MdevKind(self.host).settled("web-clone")
         self.type("virsh start web-clone")
         expect(len(self.host.mdevs()) == 2, "both run, each with its own vGPU")
         self.type("virsh destroy web-clone")
@@ -95,7 +95,7 @@ class Demo:
     def failed_release(self) -> None:
         say("A release that can't be done: another process holds the vGPU's handle open.")
         self.type("virsh start web")
-        hold(self.host, "web", DEVICE)
+        MdevKind(self.host).hold("web", DEVICE)
         self.type("virsh destroy web")
         shown = self.type("vgpu-hook status")
         expect("retained" in shown, "the VM has stopped, and the vGPU is retained: nothing is lost")
@@ -105,6 +105,18 @@ class Demo:
         self.type("vgpu-hook release web")
         expect(self.host.mdevs() == [], "the kernel has no vGPU left")
         self.type("vgpu-hook status")
+
+    def vfs(self) -> None:
+        say("The same on GPUs with vendor-specific VFIO: two cards of four VFs are plugged in.")
+        kind = VfKind(self.host)
+        self.type("vgpu-hook profiles")
+        self.type("vgpu-hook attach --profile 'NVIDIA L40S-2Q' --slot 0 web")
+        (vf,) = kind.settled("web")
+        self.type("virsh start web")
+        expect(kind.present() == [vf], f"{vf} is the vGPU, and 'web' runs on it")
+        self.type("vgpu-hook status")
+        self.type("virsh destroy web")
+        expect(kind.present() == [], "no VF carries a type any more")
 
 
 def main() -> int:
@@ -116,7 +128,7 @@ def main() -> int:
             say("Building the package from this tree and installing it there.")
             prepare(machine)
             demo = Demo(Host(machine))
-            for step in (demo.start, demo.clone, demo.stop, demo.failed_release):
+            for step in (demo.start, demo.clone, demo.stop, demo.failed_release, demo.vfs):
                 step()
         say("Done. The test host is gone; its image is kept for the next run.")
     except TestbedError as error:

@@ -57,6 +57,7 @@ class Machine:
         self._directory: Path | None = None
         self._qemu: Qemu | None = None
         self._ssh: Ssh | None = None
+        self._plugged: list[str] = []
 
     def __enter__(self) -> "Machine":
         try:
@@ -205,10 +206,12 @@ class Machine:
         self._connect(RESUME_TIMEOUT)
 
     def restore(self, name: str) -> None:
-        """Go back to a snapshot; its clock is set to now."""
+        """Go back to a snapshot; its clock is set to now. What was plugged in is then out."""
         self._check_name(name)
         self.ssh.close()
+        self._pull_out()
         self.qemu.monitor_quiet(f"loadvm {name}")
+        self.qemu.execute("cont")
         self._connect(RESUME_TIMEOUT)
 
     @staticmethod
@@ -216,6 +219,43 @@ class Machine:
         # The monitor splits its line at blanks; a number alone could be a snapshot's id.
         if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
             raise ValueError(f"not a name for a snapshot: {name!r}")
+
+    def plug(self, name: str, driver: str, **properties: object) -> None:
+        """Plug in a device while the machine runs, under a name of its own."""
+        self.qemu.execute("device_add", driver=driver, id=name, **properties)
+        self._plugged.append(name)
+
+    def is_plugged(self, name: str) -> bool:
+        return name in self._plugged
+
+    def unplug(self, name: str, timeout: float = 60.0) -> None:
+        """Unplug a device; the kernel in the machine has to let go of it."""
+        self.qemu.execute("device_del", id=name)
+        self._wait_unplugged(name, timeout)
+
+    def _pull_out(self) -> None:
+        """Take out what was plugged in, without asking the kernel, for the sake of a snapshot."""
+        if not self._plugged:
+            return
+        self.qemu.execute("stop")
+        for name in self._plugged:
+            self.qemu.execute("device_del", id=name)
+        # Does at once what the kernel has been asked for.
+        self.qemu.execute("system_reset")
+        for name in list(self._plugged):
+            self._wait_unplugged(name, timeout=10.0)
+
+    def _wait_unplugged(self, name: str, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        while name in self._peripherals():
+            if time.monotonic() > deadline:
+                raise TestbedError(f"device {name} was not unplugged in {timeout:.0f} s")
+            time.sleep(0.05)
+        self._plugged.remove(name)
+
+    def _peripherals(self) -> list[str]:
+        found = self.qemu.execute("qom-list", path="/machine/peripheral")
+        return [str(entry["name"]) for entry in found]
 
     def wait_settled(self, timeout: float = BOOT_TIMEOUT) -> str:
         """Wait until systemd has started everything; return its word for the outcome."""

@@ -59,7 +59,7 @@ MODULE_PACKAGES = (
 
 KERNEL_ARGS = (
     "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off nowatchdog "
-    "systemd.ssh_auto=no "
+    "systemd.ssh_auto=no intel_iommu=on "
     # A restored snapshot looks like a long stall to the kernel; it is none.
     "rcupdate.rcu_cpu_stall_suppress=1 "
     # libvirt's AppArmor helper costs seconds per guest start under TCG. A test of AppArmor
@@ -71,9 +71,15 @@ HARDWARE = (
     *("-no-user-config", "-nodefaults", "-display", "none"),
     *("-machine", "q35", "-accel", "tcg,thread=multi", "-cpu", "max", "-smp", "2", "-m", "3G"),
     *("-rtc", "base=utc"),
+    # Before all other devices, or these are not behind it.
+    *("-device", "intel-iommu,intremap=off,caching-mode=on"),
     *("-device", "virtio-blk-pci,drive=disk,addr=0x2"),
     *("-device", "virtio-net-pci,netdev=net,addr=0x3,romfile="),
     *("-device", "virtio-rng-pci,addr=0x4"),
+    # Where gpu.py plugs in GPUs. QEMU can't have these in a snapshot, but all around them.
+    *("-device", "pcie-root-port,id=slot0,chassis=1,slot=1,addr=0x5"),
+    *("-device", "pcie-root-port,id=slot1,chassis=2,slot=2,addr=0x6"),
+    *("-device", "nvme-subsys,id=subsys0", "-device", "nvme-subsys,id=subsys1"),
 )
 
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Turns the fresh root tree into the test host. Arguments: the tree, a directory
-# with mtty.ko and authorized_keys, and where to leave the kernel and the initrd.
+# with kernel modules and authorized_keys, and where to leave the kernel and the initrd.
 # Needs a mount namespace of its own: it mounts into the tree and leaves it so.
 # Not for anything about vgpu-hook itself: that is installed at test time.
 set -eu
@@ -18,11 +18,12 @@ install -m 0600 "$inputs/authorized_keys" "$tree/root/.ssh/authorized_keys"
 set -- "$tree"/lib/modules/*
 [ "$#" -eq 1 ] || { echo "expected one kernel in the tree, found: $*" >&2; exit 1; }
 version=${1##*/}
-install -D -m 0644 "$inputs/mtty.ko" "$tree/lib/modules/$version/updates/mtty.ko"
+install -d -m 0755 "$tree/lib/modules/$version/updates"
+install -m 0644 "$inputs"/*.ko "$tree/lib/modules/$version/updates/"
 chroot "$tree" depmod "$version"
 built_for=$(chroot "$tree" modinfo -k "$version" -F vermagic mtty | cut -d' ' -f1)
 [ "$built_for" = "$version" ] || {
-    echo "mtty.ko was built for $built_for, the tree's kernel is $version" >&2
+    echo "the modules were built for $built_for, the tree's kernel is $version" >&2
     exit 1
 }
 

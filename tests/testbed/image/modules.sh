@@ -1,7 +1,7 @@
 #!/bin/sh
-# Makes mtty.ko in a throw-away tree: takes mtty.c out of Debian's kernel source,
-# patches it and builds it. Arguments: the tree, where to leave mtty.ko, and the
-# command that makes the tree.
+# Makes the test host's kernel modules in a throw-away tree: mtty, which is taken out
+# of Debian's kernel source and patched, and our own (modules/). Arguments: the tree,
+# where to leave the modules, and the command that makes the tree.
 set -eu
 tree=$1 outputs=$2
 here=$(dirname "$0")
@@ -13,7 +13,7 @@ unset TMPDIR
 
 set -- "$tree"/usr/src/linux-source-*.tar.xz
 [ "$#" -eq 1 ] || { echo "expected one kernel source, found: $*" >&2; exit 1; }
-mkdir "$tree/build"
+cp -r "$here/modules" "$tree/build"
 tar -C "$tree/build" -xJf "$1" --strip-components=3 --wildcards \
     '*/samples/vfio-mdev/mtty.c'
 
@@ -27,6 +27,6 @@ found=$(grep -c "$assignment" "$tree/build/mtty.c" || :)
 }
 sed -i "/$assignment/d" "$tree/build/mtty.c"
 
-cp "$here/build-mtty.sh" "$tree/build/"
-chroot "$tree" sh /build/build-mtty.sh
-cp "$tree/build/mtty.ko" "$outputs/"
+cp "$here/build-modules.sh" "$tree/build/"
+chroot "$tree" sh /build/build-modules.sh
+cp "$tree"/build/*.ko "$outputs/"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Builds mtty.ko from /build/mtty.c. Run inside the throw-away build tree, which
+# Builds the kernel modules in /build. Run inside the throw-away build tree, which
 # holds unpacked, unconfigured packages: a compiler, kernel headers, no more.
 set -eu
 set -- /usr/src/linux-headers-*-amd64
@@ -7,5 +7,4 @@ set -- /usr/src/linux-headers-*-amd64
 # What configuring the packages would have made.
 [ -e /usr/bin/awk ] || ln -s mawk /usr/bin/awk
 [ -c /dev/null ] || mknod -m 0666 /dev/null c 1 3
-echo 'obj-m := mtty.o' >/build/Makefile
 make -s -C "$1" M=/build modules
