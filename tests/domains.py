@@ -19,6 +19,12 @@ def device_of(domain_uuid: str, slot: str = "0") -> str:
     return str(uuid.uuid5(namespace, f"{domain_uuid}/{slot}"))
 
 
+def mark_of(domain_uuid: str) -> str:
+    """The mark of a domain that VFs were chosen for, computed apart from the product."""
+    namespace = uuid.UUID("9c1b4f0e-6f0b-5a53-8a39-2f4d7f0f7c11")
+    return str(uuid.uuid5(namespace, f"{domain_uuid}/vfs:"))
+
+
 def hostdev(device: str, slot: str | None = "0", model: str = "vfio-pci") -> str:
     alias = f"<alias name='ua-vgpu-{slot}'/>" if slot is not None else ""
     return (
@@ -46,8 +52,12 @@ def domain_xml(
     domain_uuid: str | None = None,
     hostdevs: list[str] | None = None,
     attributes: str = "",
+    owner: str | None = None,
 ) -> bytes:
-    """A domain with vGPU requests {slot: profile} and, unless given, the hostdevs for them."""
+    """A domain with vGPU requests {slot: profile} and, unless given, the hostdevs for them.
+
+    `owner`: the UUID of the domain that the VFs were chosen for, for the product's mark.
+    """
     own = domain_uuid or uuid_of(name)
     asked = requests or {}
     metadata = ""
@@ -56,8 +66,9 @@ def domain_xml(
             f"<vgpu:vgpu name={quoteattr(slot)} profile={quoteattr(profile)} {attributes}/>"
             for slot, profile in asked.items()
         )
+        note = f" owner='{mark_of(owner)}'" if owner else ""
         metadata = (
-            "<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'>"
+            f"<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'{note}>"
             f"{vgpus}</vgpu:vgpus></metadata>"
         )
     devices = hostdevs if hostdevs is not None else [hostdev(device_of(own, s), s) for s in asked]

@@ -1,8 +1,7 @@
 """What a start may ask for (R8, R13): the domain's requests against its own hostdevs. Pure.
 
-An mdev that the XML names counts only if it is derived from this very domain, and a VF only if no
-other domain has it on record: a fork carries its parent's, and is refused before anything is
-touched.
+A device that the XML names counts only if it was given to this very domain: a fork carries its
+parent's, and is refused before anything is touched.
 """
 
 from __future__ import annotations
@@ -23,13 +22,11 @@ from vgpu_hook.model import (
 
 
 class Records(NamedTuple):
-    """What is on record. `others` gives the names of the other domains that have a device on
-    record; `reserved` the VF that a slot of this domain was given; `named` tells whether another
-    domain was given a VF."""
+    """What is on record: the names of the other domains that have a device, and the VF that a slot
+    of this domain was given."""
 
     others: Callable[[str], list[str]]
     reserved: Callable[[str], str | None]
-    named: Callable[[str], bool]
 
 
 def admit(domain: Domain, records: Records) -> list[tuple[VgpuRequest, Hostdev]]:
@@ -67,21 +64,18 @@ def _hostdev(domain: Domain, request: VgpuRequest, records: Records) -> Hostdev:
         raise Refused(f"{what} is asked for, but has no hostdev yet", hint)
     if hostdev.type not in FRAMEWORK:
         raise Refused(f"{what} has a hostdev of type {hostdev.type!r}: not supported", hint)
-    if hostdev.type == "mdev" and hostdev.address == derive_device_uuid(domain.uuid, request.slot):
-        return hostdev
+    if hostdev.type == "pci" and hostdev.managed != "no":
+        raise Refused(
+            f"{what}: its hostdev {hostdev.address} is managed={hostdev.managed!r}, with which"
+            " libvirt would take the VF from NVIDIA's driver",
+            hint,
+        )
+    if not domain.inherits(hostdev):
+        return hostdev  # of a VF that another domain runs on: that is seen when it is taken
     owners = records.others(hostdev.address)
+    if hostdev.type == "pci" and not owners and request.fork == "new":
+        return hostdev  # a VF is nobody's while nobody runs on it
     owner = f"domain {owners[0]!r}" if owners else "another domain"
-    if hostdev.type == "pci":
-        if hostdev.managed != "no":
-            raise Refused(
-                f"{what}: its hostdev {hostdev.address} is managed={hostdev.managed!r}, with which"
-                " libvirt would take the VF from NVIDIA's driver",
-                hint,
-            )
-        if hostdev.address == records.reserved(request.slot):
-            return hostdev  # its own, if nobody else runs on it now: that is seen when it is taken
-        if not owners and (request.fork == "new" or not records.named(hostdev.address)):
-            return hostdev
     cause = f"{what} has inherited {hostdev.address} of {owner}, which stays untouched"
     if request.fork == "refuse":
         cause += " (its request says that a fork must not start)"
@@ -91,7 +85,10 @@ def _hostdev(domain: Domain, request: VgpuRequest, records: Records) -> Hostdev:
 
 
 def attach_command(domain_name: str, request: VgpuRequest) -> str:
-    """Return the shell command that gives the domain a vGPU of its own in this slot."""
+    """Return the shell command that gives the domain a vGPU of its own in this slot.
+
+    What else the request says stays as it is.
+    """
     profile = shlex.quote(request.profile)
     name = shell_word(domain_name)
     return f"vgpu-hook attach --profile {profile} --slot {request.slot} {name}"

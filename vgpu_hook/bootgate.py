@@ -14,9 +14,11 @@ from collections.abc import Callable
 
 from vgpu_hook import placement
 from vgpu_hook.bounded import Deadline
+from vgpu_hook.catalogue import completed
 from vgpu_hook.config import Settings
 from vgpu_hook.host import Host
-from vgpu_hook.model import VgpuError, VgpuRequest
+from vgpu_hook.model import MDEV, VgpuError, VgpuRequest
+from vgpu_hook.store_devices import DeviceRecords
 
 PAUSE = 1.0
 TRIES = 5
@@ -24,14 +26,22 @@ TRIES = 5
 nvidia-smi answers 19 while the card is busy (facts E2, peers rows 20, 21, 70)."""
 
 
-def run(settings: Settings, requests: list[VgpuRequest], say: Callable[[str], None]) -> bool:
-    """Run and wait, for `boot_timeout` at most; tell whether everything was there."""
+def run(
+    settings: Settings,
+    requests: list[VgpuRequest],
+    records: DeviceRecords | None,
+    say: Callable[[str], None],
+) -> bool:
+    """Run and wait, for `boot_timeout` at most; tell whether everything was there.
+
+    `records` know the types of cards that are full already.
+    """
     deadline = Deadline(settings.boot_timeout)
     results = [_command(list(command), deadline, say) for command in settings.boot_commands]
     host = Host(settings, settings.roots.boot_id())
     wanted = list(dict.fromkeys((r.profile, r.gpu) for r in requests))
     while wanted:
-        wanted = [ask for ask in wanted if not _offered(host, *ask)]
+        wanted = [ask for ask in wanted if not _offered(host, records, *ask)]
         if not wanted:
             break
         if not deadline.remaining():
@@ -42,9 +52,11 @@ def run(settings: Settings, requests: list[VgpuRequest], say: Callable[[str], No
     return all(results)
 
 
-def _offered(host: Host, profile: str, gpu: str | None) -> bool:
+def _offered(host: Host, records: DeviceRecords | None, profile: str, gpu: str | None) -> bool:
     try:
-        return bool(placement.candidates(host.parents(Deadline(PAUSE * 5)), profile, gpu))
+        parents = completed(host.parents(Deadline(PAUSE * 5)), records)
+        there = (c for c in placement.candidates(parents, profile, gpu))
+        return any(c.type.available or c.type.in_use or c.parent.framework == MDEV for c in there)
     except VgpuError:
         return False
 

@@ -7,10 +7,11 @@ card would look as if it offered no profile at all (facts E2). Pure, but for the
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable
 
 from vgpu_hook.frameworks.vendor_vfio import framebuffer
-from vgpu_hook.model import VENDOR_VFIO, Parent, VgpuType
+from vgpu_hook.model import VENDOR_VFIO, Parent, StoreError, VgpuType
 from vgpu_hook.store_devices import DeviceRecords
 
 Names = dict[tuple[str, str], str]
@@ -28,7 +29,8 @@ def completed(parents: Iterable[Parent], records: DeviceRecords | None) -> tuple
     known = records.types() if records is not None else {}
     seen = _seen(parents)
     if records is not None and (news := dict(seen.items() - known.items())):
-        records.learn_types(news)
+        with contextlib.suppress(StoreError):  # a full disk is told by who has something to lose
+            records.learn_types(news)
     by_card: dict[str, dict[str, VgpuType]] = {}
     for (card, type_id), name in (known | seen).items():
         full = VgpuType(type_id, name, "", "vfio-pci", 0, 0, framebuffer(name))

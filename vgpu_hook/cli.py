@@ -33,7 +33,7 @@ def parser() -> argparse.ArgumentParser:
     )
     attach.add_argument("--slot", help="name of the vGPU in the domain (default: next number)")
     attach.add_argument("--gpu", metavar="ADDR", help="only this GPU: PCI address or sysfs name")
-    attach.add_argument("--fork", choices=FORK_POLICIES, default="new", help="what a clone gets")
+    attach.add_argument("--fork", choices=FORK_POLICIES, help="what a clone gets (default: new)")
     attach.add_argument("--display", choices=("on", "off"), help="hostdev attribute")
     attach.add_argument("--ramfb", choices=("on", "off"), help="hostdev attribute")
     attach.add_argument("--placement", choices=PLACEMENTS, help="which GPU (default: configured)")
@@ -88,7 +88,7 @@ def parser() -> argparse.ArgumentParser:
     quarantine = _add(
         commands, "quarantine", "show VFs that are set aside because they failed", show=True
     )
-    quarantine.add_argument("--clear", metavar="VF", help="use this VF again")
+    quarantine.add_argument("--clear", metavar="VF", nargs="+", help="use these VFs again")
     _format(quarantine)
 
     lint = _add(commands, "lint", "look for PCI hostdevs that would break a vGPU host")

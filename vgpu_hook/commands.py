@@ -21,10 +21,14 @@ from vgpu_hook.deletion import Deletion
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.lint import check as check_hostdevs
-from vgpu_hook.model import Domain, Parent, VgpuError, VgpuRequest, shell_word
+from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, shell_word
+from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.request import check_request
 from vgpu_hook.tables import as_json, table
+
+VFS_SINCE = 9_007_000
+"""libvirt's version from which a VF may stay on its own driver (facts C3)."""
 
 
 def attach(arguments: argparse.Namespace) -> int:
@@ -36,26 +40,34 @@ def attach(arguments: argparse.Namespace) -> int:
     found = libvirt.find(arguments.domain)
     request = _request(arguments, domain.parse(libvirt.definition(found)))
     _require_offer(request, parents)
-    plan = context.planner(settings, opened)
+    planner = context.planner(settings, opened, parents)
+    hostdevs: list[Hostdev] = []
 
     def change(text: bytes) -> bytes:
-        hostdev = plan(domain.parse(text), request).hostdev
+        hostdev = _hostdev(planner, domain.parse(text), request)
+        hostdevs.append(hostdev)
         if domain.is_attached(text, request, hostdev):
             return text
         return domain.attach(text, request, hostdev)
 
     if arguments.live:
-        hostdev = plan(domain.parse(libvirt.definition(found)), request).hostdev
-        hotplug.plug(
-            libvirt,
-            found,
-            lambda: context.lifecycle(settings, opened, "attach"),
-            request,
-            hostdev,
-        )
+        subject = domain.parse(libvirt.definition(found))
+        hostdev = _hostdev(planner, subject, request)
+        try:
+            hotplug.plug(
+                libvirt,
+                found,
+                lambda: context.lifecycle(settings, opened, "attach"),
+                request,
+                hostdev,
+            )
+        except VgpuError:
+            opened.devices.keep_reservations(subject.uuid, _slots(subject))
+            raise
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
     _note_capacity(request, parents)
+    _note_version(libvirt, hostdevs)
     later = not arguments.live and libvirt.is_active(found)
     when = " It gets it at its next start." if later else ""
     print(
@@ -129,10 +141,10 @@ def render(arguments: argparse.Namespace) -> int:
     settings = config.load()
     opened = context.existing_store(settings)
     parents = context.parents(settings, opened)
-    plan = context.planner(settings, opened)
+    planner = context.planner(settings, opened, parents, reserve=False)
     for request in subject.request:
         _require_offer(request, parents)
-        text = domain.attach(text, request, plan(subject, request).hostdev)
+        text = domain.attach(text, request, _hostdev(planner, subject, request))
     sys.stdout.write(text.decode())
     return 0
 
@@ -174,7 +186,7 @@ def reconcile(arguments: argparse.Namespace) -> int:
         opened,
         lambda: context.lifecycle(settings, opened, "reconcile command"),
         libvirt.domains if libvirt is not None else lambda: None,
-        libvirt.devices if libvirt is not None else lambda domain_uuid: None,
+        libvirt.live if libvirt is not None else lambda domain_uuid: None,
         dry_run=arguments.dry_run,
     ).run()
     if arguments.format == "json":
@@ -222,22 +234,30 @@ def boot_gate(arguments: argparse.Namespace) -> int:
     """Hold the autostart of VMs until what they ask for is there, for a bounded time."""
     settings = config.load()
     opened = context.existing_store(settings)
-    requests = opened.domains.all_requests() if opened is not None else []
-    return 0 if bootgate.run(settings, requests, print) else 1
+    requests = [r for _, r in opened.domains.all_requests()] if opened is not None else []
+    records = opened.devices if opened is not None else None
+    return 0 if bootgate.run(settings, requests, records, print) else 1
 
 
 def _request(arguments: argparse.Namespace, subject: Domain) -> VgpuRequest:
-    request = VgpuRequest(
-        arguments.slot or _free_slot(subject),
-        arguments.profile,
-        arguments.gpu,
-        arguments.fork,
-        arguments.display,
-        arguments.ramfb,
-        arguments.params,
-        arguments.placement,
-    )
-    return check_request(request, subject.name)
+    """Return the slot's request with what the arguments say; the rest of it stays as it is."""
+    slot = arguments.slot or _free_slot(subject)
+    there = next((request for request in subject.request if request.slot == slot), None)
+    request = there or VgpuRequest(slot, arguments.profile)
+    given = {
+        name: value
+        for name in VgpuRequest._fields[1:]
+        if (value := getattr(arguments, name)) is not None
+    }
+    return check_request(request._replace(**given), subject.name)
+
+
+def _hostdev(planner: Planner, subject: Domain, request: VgpuRequest) -> Hostdev:
+    """Return the hostdev that the request is to have, whatever is there."""
+    hostdev = planner(subject, request._replace(fork="new")).hostdev
+    if hostdev is None:
+        raise VgpuError(f"no device for profile {request.profile!r}", "run: vgpu-hook profiles")
+    return hostdev
 
 
 def _require_offer(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
@@ -252,6 +272,14 @@ def _note_capacity(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
     if not placement.order(offers, placement.Wishes()):
         cause = placement.why_not(parents, request.profile, request.gpu)
         print(f"warning: at present there is {cause.message}", file=sys.stderr)
+
+
+def _note_version(libvirt: Libvirt, hostdevs: list[Hostdev]) -> None:
+    """Tell of a libvirt that can't start a VF that is bound to NVIDIA's driver (facts C3)."""
+    version = libvirt.connection.getLibVersion()
+    if hostdevs and hostdevs[-1].type == "pci" and version < VFS_SINCE:
+        found = f"{version // 1000000}.{version // 1000 % 1000}"
+        print(f"warning: libvirt {found} can't start VMs on such VFs: 9.7 can", file=sys.stderr)
 
 
 def _slots(subject: Domain) -> list[str]:

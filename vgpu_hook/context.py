@@ -20,14 +20,21 @@ def parents(settings: Settings, opened: Store | None) -> tuple[Parent, ...]:
     return completed(found, opened.devices if opened is not None else None)
 
 
-def planner(settings: Settings, opened: Store | None) -> Planner:
+def planner(
+    settings: Settings,
+    opened: Store | None,
+    parents_: tuple[Parent, ...] | None = None,
+    *,
+    reserve: bool = True,
+) -> Planner:
     """Return what plans the hostdevs of definitions, over the host and the store as they are."""
     host = Host(settings, settings.roots.boot_id())
 
     def nodes_of(subject: Domain) -> frozenset[int]:
         return host.nodes_of(subject, Deadline(settings.hook_deadline))
 
-    return Planner(parents(settings, opened), opened, settings.placement, nodes_of)
+    found = parents(settings, opened) if parents_ is None else parents_
+    return Planner(found, opened, settings.placement, nodes_of, reserve=reserve)
 
 
 def existing_store(settings: Settings) -> Store | None:

@@ -19,14 +19,15 @@ from vgpu_hook.model import (
     ASSIGNED,
     FRAMEWORK,
     Assignment,
+    DeadlineExceeded,
     Domain,
     Found,
     Hostdev,
     KernelError,
-    NoCapacity,
     NotAsAsked,
     Parent,
     Refused,
+    Unblamed,
     VgpuError,
     VgpuRequest,
     new_assignment,
@@ -34,7 +35,7 @@ from vgpu_hook.model import (
 from vgpu_hook.placement import Candidate, Wishes
 from vgpu_hook.refusals import Wanted
 from vgpu_hook.store import Store
-from vgpu_hook.store_devices import CREATE, failure_of
+from vgpu_hook.store_devices import CREATE, failure_of, quarantined
 
 TRIES_PER_PARENT = 2
 
@@ -90,7 +91,7 @@ class Creation:
     def _find(self, wanted: Wanted) -> Found | None:
         try:
             return self._host.find(wanted.framework, wanted.device, self._deadline)
-        except KernelError as error:
+        except (KernelError, DeadlineExceeded) as error:
             if self._host.framework(wanted.framework).fixed:
                 cause = f"{wanted.device} can't be read: {error.message}"
                 raise self._unusable(wanted, cause) from error
@@ -99,35 +100,44 @@ class Creation:
     def _intend(self, wanted: Wanted, failures: dict[str, list[str]]) -> Assignment:
         """Choose a parent and commit the intent; raise Refused if none will do."""
         request = wanted.request
-        parents = self._parents()
         found = [
             candidate
-            for candidate in placement.candidates(parents, request.profile, request.gpu)
+            for candidate in placement.candidates(
+                self._serving(wanted), request.profile, request.gpu
+            )
             if len(failures.get(candidate.parent.name, ())) < TRIES_PER_PARENT
-            and self._serves(wanted, candidate)
         ]
+        # What others hold is of interest for a refusal only.
+        fits = any(candidate.type.available for candidate in found)
+        parents = () if fits else self._parents()
         policy, nodes = request.placement or self._policy, self._nodes_of(wanted.domain)
         rows = self._store.all()
 
         def choose(pending: list[Assignment]) -> Assignment:
             for row in self._store.of_device(wanted.device):  # another start was quicker
-                raise refusals.unusable(wanted, refusals.taken(row), parents, rows)
+                raise wanted.refused(refusals.taken(row))
             wishes = Wishes(policy, nodes, Counter(row.parent for row in pending))
             best = placement.order(found, wishes)
             if not best:
                 tried = (text for texts in failures.values() for text in texts)
-                raise refusals.no_room(wanted, parents, rows, tried)
+                raise refusals.no_room(wanted, parents, rows, tried, self._avoided(wanted))
             return self._row(wanted, best[0])
 
         return self._store.intend(self._host.boot_id, choose)
 
-    def _serves(self, wanted: Wanted, candidate: Candidate) -> bool:
-        """Tell whether the candidate can carry the device that the hostdev names."""
-        parent = candidate.parent
-        if parent.framework != wanted.framework:
-            return False
-        fixed = self._host.framework(wanted.framework).fixed
-        return not fixed or parent.name == wanted.device
+    def _serving(self, wanted: Wanted) -> tuple[Parent, ...]:
+        """Return the parents that can carry the device that the hostdev names."""
+        if self._host.framework(wanted.framework).fixed:
+            one = self._host.parent(wanted.framework, wanted.device, self._deadline)
+            return completed((one,), self._store.devices)
+        return tuple(p for p in self._parents() if p.framework == wanted.framework)
+
+    def _avoided(self, wanted: Wanted) -> frozenset[str]:
+        """Return the VFs that planning would not give to this slot."""
+        failures = self._store.devices.failures()
+        slot = (wanted.domain.uuid, wanted.request.slot)
+        mine = {f.device for f in failures if (f.domain_uuid, f.slot) == slot}
+        return frozenset(mine | quarantined(failures).keys())
 
     def _create(self, wanted: Wanted, row: Assignment) -> Assignment:
         """Make the device of a committed intent, and commit the result.
@@ -193,11 +203,12 @@ class Creation:
 
     def _failed(self, row: Assignment, error: KernelError) -> None:
         """Count what is a fault of the VF, and not a lack of room, towards its quarantine."""
-        if self._host.framework(row.framework).fixed and not isinstance(error, NoCapacity):
+        if self._host.framework(row.framework).fixed and not isinstance(error, Unblamed):
             self._store.devices.note_failure(failure_of(row, CREATE, error.message))
 
     def _unusable(self, wanted: Wanted, cause: str) -> Refused:
-        return refusals.unusable(wanted, cause, self._parents(), self._store.all())
+        rows = self._store.all()
+        return refusals.unusable(wanted, cause, self._parents(), rows, self._avoided(wanted))
 
     def _parents(self) -> tuple[Parent, ...]:
         return completed(self._host.parents(self._deadline), self._store.devices)

@@ -14,9 +14,12 @@ from vgpu_hook.model import Domain, Hostdev, VgpuRequest
 
 
 class Plan(NamedTuple):
-    """The hostdev that serves a request; `inherited` if the one that is there is another's."""
+    """The hostdev that serves a request; `inherited` if the one that is there is another's.
 
-    hostdev: Hostdev
+    No hostdev if the host can't tell now which one it will be.
+    """
+
+    hostdev: Hostdev | None
     inherited: bool
 
 
@@ -65,6 +68,8 @@ def settle(
         kept.append(request)
         if inherited and request.fork == "refuse":
             continue  # as it is: its start is refused, with the reason
+        if hostdev is None:
+            continue  # a start is refused with the reason; planned again when the host has changed
         if not domain.is_attached(text, request, hostdev):
             text = domain.attach(text, request, hostdev)
             changes.append(f"gave slot {request.slot} {_what(subject, hostdev, inherited)}")

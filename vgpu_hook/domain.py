@@ -21,6 +21,7 @@ from vgpu_hook.model import (
     DomainXmlError,
     Hostdev,
     VgpuRequest,
+    owner_mark,
     shell_word,
 )
 from vgpu_hook.ranges import numbers
@@ -28,6 +29,8 @@ from vgpu_hook.request import KNOWN, MAX_VGPUS, check_request, not_allowed
 
 REQUEST = f"{{{NAMESPACE}}}vgpus"
 VGPU = f"{{{NAMESPACE}}}vgpu"
+OWNER = "owner"
+"""Attribute of <vgpus>: the mark of the domain that its VFs were chosen for."""
 
 
 def parse(text: bytes) -> Domain:
@@ -40,7 +43,9 @@ def parse(text: bytes) -> Domain:
         raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
     hostdevs = tuple(_hostdev(element) for element in root.iterfind("devices/hostdev"))
     nodes, cpus = _pinning(root)
-    return Domain(domain_uuid, name, _request(root, name), hostdevs, nodes, cpus)
+    container = _container(root)
+    owner = container.get(OWNER) if container is not None else None
+    return Domain(domain_uuid, name, _request(root, name), hostdevs, nodes, cpus, owner)
 
 
 def is_ours(text: bytes) -> bool:
@@ -53,6 +58,8 @@ def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
     subject = parse(text)
     if request not in subject.request or subject.hostdev(request.slot) != hostdev:
         return False
+    if hostdev.type == "pci":
+        return subject.owner == owner_mark(subject.uuid)
     (element,) = _of_slot(_root(text), request.slot)[:1]
     return all(
         element.get(attribute) == wanted
@@ -99,6 +106,9 @@ def attach(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
     """Put the request and its hostdev in the XML, in place of those of the same slot."""
     root = _root(text)
     _set_request(root, request)
+    if hostdev.type == "pci":
+        subject_uuid = str(uuid.UUID(root.findtext("uuid")))
+        _container(root).set(OWNER, owner_mark(subject_uuid))
     devices = root.find("devices")
     if devices is None:
         devices = etree.SubElement(root, "devices")
@@ -291,10 +301,11 @@ def _hostdev_element(request: VgpuRequest, hostdev: Hostdev) -> Any:
     element = etree.Element("hostdev", mode="subsystem", type=hostdev.type, managed="no")
     if hostdev.type == "mdev":
         element.set("model", hostdev.model or "vfio-pci")
-    for attribute in ("display", "ramfb"):
-        value = getattr(request, attribute)
-        if value is not None:
-            element.set(attribute, value)
+        # Of a PCI hostdev libvirt drops them before 10.3 (facts C3).
+        for attribute in ("display", "ramfb"):
+            value = getattr(request, attribute)
+            if value is not None:
+                element.set(attribute, value)
     source = etree.SubElement(element, "source")
     etree.SubElement(source, "address", _address(hostdev))
     etree.SubElement(element, "alias", name=f"{ALIAS_PREFIX}{request.slot}")

@@ -164,8 +164,10 @@ class Source:
             kind = REVERTED
         if kind == UNDEFINED and detail == libvirt.VIR_DOMAIN_EVENT_UNDEFINED_RENAMED:
             return  # DEFINED follows, under the new name
-        if kind is not None:
-            self._put(number, Event(kind, domain.UUIDString()))
+        if kind not in (None, STARTED):
+            self._put(number, Event(str(kind), domain.UUIDString()))
+        if kind in (STARTED, STOPPED, UNDEFINED) and number == self._number:
+            self.ask(REBALANCE)
 
     def _metadata(self, connection: Any, domain: Any, kind: int, uri: str, number: int) -> None:
         self._put(number, Event(DEFINED, domain.UUIDString()))

@@ -7,6 +7,7 @@ answer, what is wanted is lifecycle's business.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable
@@ -34,6 +35,10 @@ T = TypeVar("T")
 
 TRY_PAUSE = 0.5
 """Seconds between tries to destroy a device."""
+
+PASSING = (0, errno.EBUSY, errno.EAGAIN, errno.EPERM)
+"""What a driver answers while it cleans up after QEMU (facts E2; EPERM: NVIDIA's 525 branch). 0 is
+a reset that has not been done yet."""
 
 TRYING_ENDS = 0.5
 """Of the deadline: what must be left for another try, so that the answer is never late."""
@@ -67,6 +72,13 @@ class Host:
                 share = deadline.capped(deadline.remaining() / 2)
                 found += self._parents_one_by_one(framework, share)
         return tuple(parent for parent in found if not self._left_out(parent))
+
+    def parent(self, framework: str, name: str, deadline: Deadline) -> Parent:
+        """Return one parent, without reading any other."""
+        parent = self._ask(f"reading {name}", deadline, self.framework(framework).parent, name)
+        if self._left_out(parent):
+            return parent._replace(types=(), problem="the configuration leaves this GPU out")
+        return parent
 
     def find(self, framework: str, device: str, deadline: Deadline) -> Found | None:
         """Return the device as the kernel has it now; None only if it is surely absent."""
@@ -171,9 +183,10 @@ class Host:
             try:
                 framework.destroy(row.device, row.parent)
                 return verdict
-            except KernelError:
+            except KernelError as error:
                 tries -= 1
-                if tries <= 0 or deadline.remaining() < deadline.seconds * TRYING_ENDS:
+                lasting = error.code not in PASSING
+                if tries <= 0 or lasting or deadline.remaining() < deadline.seconds * TRYING_ENDS:
                     raise
             time.sleep(TRY_PAUSE)
 

@@ -69,12 +69,11 @@ class Libvirt:
             raise VgpuError(f"libvirt: {error.get_error_message()}") from None
         return found | {d.UUIDString(): Known(d.name(), True) for d in active}
 
-    def devices(self, domain_uuid: str) -> frozenset[str] | None:
-        """Return the mdevs and VFs that a running domain has now; None if that can't be told."""
+    def live(self, domain_uuid: str) -> Domain | None:
+        """Return what a running domain has now; None if that can't be told."""
         try:
             found = self.find_uuid(domain_uuid)
-            text = str(self.call(found, found.XMLDesc)).encode()
-            return frozenset(h.address for h in domain_xml.parse(text).hostdevs)
+            return domain_xml.parse(str(self.call(found, found.XMLDesc)).encode())
         except VgpuError:
             return None
 

@@ -32,6 +32,7 @@ from vgpu_hook.model import (
     KernelError,
     Parent,
     Refused,
+    Unblamed,
     VgpuError,
     VgpuRequest,
     new_assignment,
@@ -42,6 +43,10 @@ from vgpu_hook.store_devices import RESET, failure_of
 
 TAKING_SHARE = 0.7
 """Of a start's time; the rest is kept for giving back what was taken (R11)."""
+
+
+RECALL_WAIT = 0.5
+"""Seconds. Who holds a domain's lock is at work on it: there is another pass."""
 
 
 class Context(NamedTuple):
@@ -103,14 +108,10 @@ class Lifecycle:
                 and (row.framework == MDEV or row.boot_id == self._host.boot_id)
             ]
 
-        def named(device: str) -> bool:
-            found = self._store.devices.reservations()
-            return any(r.device == device and r.domain_uuid != domain.uuid for r in found)
-
         def reserved(slot: str) -> str | None:
             return self._store.devices.reserved(domain.uuid, slot)
 
-        return admission.Records(others, reserved, named)
+        return admission.Records(others, reserved)
 
     def _note(self, domain: Domain) -> None:
         """Record what the domain asks for, and which VFs its definition names."""
@@ -136,9 +137,12 @@ class Lifecycle:
         A record of another boot proves nothing (I9): whether its device can be used is seen
         when it is taken, and it stands until then.
         """
+        named = {hostdev.address for hostdev in domain.hostdevs}
         for row, share in self._shares(self._store.of_domain(domain.uuid), deadline):
             left = self._release(row, share)
-            if left is not None and left.boot_id == self._host.boot_id:
+            # A VF that can't be released does not keep the domain from another one.
+            blocks = row.framework == MDEV or row.device in named
+            if left is not None and blocks and left.boot_id == self._host.boot_id:
                 raise Refused(
                     f"domain {domain.name!r}: the vGPU {row.device} of an earlier run can't be"
                     f" released: {left.reason}",
@@ -184,15 +188,18 @@ class Lifecycle:
         """
         boot_id = self._host.boot_id
         entry = self._store.made_here(device, made(type_id, device), boot_id)
-        if entry is None or not type_id:
+        if entry is None:
             return None
-        with self._locked(entry.domain_uuid, self._deadline):
-            request = VgpuRequest(entry.slot, type_id)
-            found = Found(VENDOR_VFIO, device, device, type_id, ())
-            row = new_assignment(
-                entry.domain_uuid, entry.domain_name, request, found, type_id, boot_id, device
-            )
-            return row if dry_run else self._store.recall(row)
+        request = VgpuRequest(entry.slot, type_id)
+        found = Found(VENDOR_VFIO, device, device, type_id, ())
+        row = new_assignment(
+            entry.domain_uuid, entry.domain_name, request, found, type_id, boot_id, device
+        )
+        if dry_run:
+            return row
+        with self._locked(entry.domain_uuid, self._deadline.capped(RECALL_WAIT)):
+            again = self._store.made_here(device, made(type_id, device), boot_id)
+            return self._store.recall(row) if again == entry else None
 
     # -- stop, release ------------------------------------------------------------------
 
@@ -263,7 +270,9 @@ class Lifecycle:
 
     def _note_failure(self, row: Assignment, error: VgpuError) -> None:
         """Count a reset that the kernel refused towards the VF's quarantine."""
-        if isinstance(error, KernelError) and self._host.framework(row.framework).fixed:
+        if not isinstance(error, KernelError) or isinstance(error, Unblamed):
+            return
+        if self._host.framework(row.framework).fixed:
             with contextlib.suppress(VgpuError):  # the store's own trouble is told by _retain
                 self._store.devices.note_failure(failure_of(row, RESET, error.message))
 

@@ -20,7 +20,11 @@ from vgpu_hook.log import Log
 from vgpu_hook.model import (
     ALIAS_PREFIX,
     HOSTDEV_TYPE,
+    RETAINED,
     VENDOR_VFIO,
+    Assignment,
+    Domain,
+    Hostdev,
     VgpuError,
     VgpuRequest,
 )
@@ -59,8 +63,7 @@ class Listener:
                 self.settle(libvirt, event.domain_uuid, reverted=event.kind == events.REVERTED)
             elif event.kind in (events.STOPPED, events.UNDEFINED):
                 self.stopped(libvirt, event.domain_uuid)
-                self.rebalance(libvirt)
-            elif event.kind in (events.STARTED, events.REBALANCE):
+            elif event.kind == events.REBALANCE:
                 self.rebalance(libvirt)
             elif event.kind == events.UNPLUGGED:
                 self.unplugged(libvirt, event.domain_uuid, event.detail)
@@ -70,32 +73,29 @@ class Listener:
 
     def reconcile(self, libvirt: Libvirt) -> list[Finding]:
         """Compare store, kernel and libvirt (R7)."""
-        reconciler = Reconciler(self._store, self._lifecycle_for, libvirt.domains, libvirt.devices)
+        reconciler = Reconciler(self._store, self._lifecycle_for, libvirt.domains, libvirt.live)
         found = reconciler.run()
-        self.rebalance(libvirt)
+        self.__dict__.pop("_planner", None)  # it has read what was there before
+        self.rebalance(libvirt, thorough=True)
         return found
 
-    def rebalance(self, libvirt: Libvirt) -> None:
+    def rebalance(self, libvirt: Libvirt, *, thorough: bool = False) -> None:
         """Point stopped domains to VFs that they could start on, away from those in use.
 
         Whenever a start or a release has changed what is free: so more domains can be defined than
-        there are VFs.
+        there are VFs. Domains of mdevs are left as they are. `thorough`: also look for domains that
+        were defined while the host had no VF for them.
         """
-        reservations = self._store.devices.reservations()
-        if not reservations:
+        if not thorough and not self._store.devices.reservations():
             return
-        runs = {row.domain_uuid for row in self._store.all()}
+        runs = {row.domain_uuid for row in self._store.all() if row.state != RETAINED}
         moved: set[str] = set()
-        for reservation in reservations:
-            domain_uuid = reservation.domain_uuid
-            requests = self._store.domains.requests(domain_uuid)
-            request = next((r for r in requests if r.slot == reservation.slot), None)
-            if request is None or domain_uuid in runs | moved:
-                continue
-            if not self._planner.usable(reservation, request):
+        for domain_uuid, request in self._store.domains.all_requests():
+            slot = (domain_uuid, request.slot)
+            if domain_uuid not in runs | moved and not self._planner.usable(slot, request):
                 moved.add(domain_uuid)
                 try:
-                    self.settle(libvirt, domain_uuid)
+                    self.settle(libvirt, domain_uuid, planned_anew=True)
                 except VgpuError as error:
                     text = f"definition of {domain_uuid} could not be changed: {error}"
                     self._log.event("event-failed", text, level="error", domain_uuid=domain_uuid)
@@ -109,11 +109,19 @@ class Listener:
                 self._log.event("event-failed", str(error), level="error", domain_uuid=domain_uuid)
         self.reconcile(libvirt)
 
-    def settle(self, libvirt: Libvirt, domain_uuid: str, *, reverted: bool = False) -> None:
+    def settle(
+        self,
+        libvirt: Libvirt,
+        domain_uuid: str,
+        *,
+        reverted: bool = False,
+        planned_anew: bool = False,
+    ) -> None:
         """Put a definition in order, and give back what it asks for no more.
 
         R8: an inherited device is replaced by one of the domain's own.
         R9: after a snapshot was reverted to, what the domain asked for before stands.
+        What names its VFs as they were reserved is in order, unless it is to be `planned_anew`.
         """
         rows = self._store.of_domain(domain_uuid)
         known = self._store.domains.requests(domain_uuid)
@@ -126,6 +134,8 @@ class Listener:
         except NoDomain:
             return  # UNDEFINED follows, or has been
         if not domain.is_ours(text) and not known:
+            return
+        if not planned_anew and self._is_in_order(text, known, rows):
             return
         if libvirt.is_active(found):
             for hostdev in hotplug.live(libvirt, found).hostdevs:
@@ -146,15 +156,40 @@ class Listener:
         if surplus and not libvirt.is_active(found):
             self._lifecycle_for().release_all(domain_uuid, surplus)
 
+    def _is_in_order(
+        self, text: bytes, known: tuple[VgpuRequest, ...], rows: list[Assignment]
+    ) -> bool:
+        """Tell, without a look at the host, whether a definition names just what was reserved."""
+        subject = domain.parse(text)
+        slots = {hostdev.slot for hostdev in subject.hostdevs if hostdev.slot is not None}
+        return (
+            bool(known)
+            and subject.request == known
+            and self._store.domains.name_of(subject.uuid) == subject.name
+            and slots == {request.slot for request in known}
+            and slots >= {row.slot for row in rows}
+            and all(self._is_reserved(text, subject, request) for request in known)
+        )
+
+    def _is_reserved(self, text: bytes, subject: Domain, request: VgpuRequest) -> bool:
+        device = self._store.devices.reserved(subject.uuid, request.slot)
+        kind = HOSTDEV_TYPE[VENDOR_VFIO]
+        own = Hostdev(kind, device or "", request.slot, None, "no")
+        return device is not None and domain.is_attached(text, request, own)
+
     def _edit(
         self, libvirt: Libvirt, found: Any, stands: tuple[VgpuRequest, ...] | None
     ) -> definitions.Settled:
         """Put the persistent definition in order, made anew if somebody changes it meanwhile."""
         settled: list[definitions.Settled] = []
+        domain_uuid = found.UUIDString()
 
         def change(before: bytes) -> bytes:
-            settled.append(definitions.settle(before, self._planner, stands))
-            return settled[-1].text
+            done = definitions.settle(before, self._planner, stands)
+            settled.append(done)
+            # Known even if libvirt refuses the edit: then it is tried again.
+            self._store.domains.set_requests(domain_uuid, done.name, done.requests)
+            return done.text
 
         libvirt.edit(found, change)
         return settled[-1]

@@ -18,7 +18,7 @@ import time
 from collections.abc import Iterator
 
 from vgpu_hook.bounded import Deadline
-from vgpu_hook.model import DeadlineExceeded, KernelError, VgpuError
+from vgpu_hook.model import DeadlineExceeded, Unblamed, VgpuError
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
@@ -45,13 +45,13 @@ def domain_lock(runtime: str, domain_uuid: str, deadline: Deadline) -> Iterator[
 
 @contextlib.contextmanager
 def device_lock(runtime: str, device: str) -> Iterator[None]:
-    """Hold a VF's lock, for a child that works on it. Raises KernelError if another has it."""
+    """Hold a VF's lock, for a child that works on it. Raises Unblamed if another has it."""
     fd, path = _open(runtime, device)
     try:
         _acquire(fd, path, Deadline(DEVICE_WAIT))
         yield
     except DeadlineExceeded as error:
-        raise KernelError(
+        raise Unblamed(
             f"another process is at work on {device}, and the kernel may not have answered it",
             f"see who: fuser -v {path}",
         ) from error

@@ -76,7 +76,11 @@ class KernelError(VgpuError):
         self.code = code
 
 
-class NoCapacity(KernelError):
+class Unblamed(KernelError):
+    """An error that is no fault of the device, and is not counted towards its quarantine."""
+
+
+class NoCapacity(Unblamed):
     """The kernel or the driver has no room for one more vGPU of this type on this parent."""
 
 
@@ -127,7 +131,8 @@ class Domain(NamedTuple):
     """What a domain's XML says that matters here. `uuid` is in libvirt's lower-case form.
 
     `nodes` are the host's NUMA nodes that its memory is bound to, `cpus` the CPUs that its
-    vCPUs are pinned to; empty if they are not.
+    vCPUs are pinned to; empty if they are not. `owner` is the mark of the domain that its VFs
+    were chosen for (owner_mark), as noted beside the request; None if none were.
     """
 
     uuid: str
@@ -136,6 +141,17 @@ class Domain(NamedTuple):
     hostdevs: tuple[Hostdev, ...]
     nodes: frozenset[int] = frozenset()
     cpus: frozenset[int] = frozenset()
+    owner: str | None = None
+
+    def inherits(self, hostdev: Hostdev) -> bool:
+        """Tell whether a hostdev under our alias was given to the domain that this was made from.
+
+        An mdev's UUID tells by itself. A VF's address tells nothing, since VFs are shared by
+        definitions: there the mark does, which a fork's XML carries along.
+        """
+        if hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO]:
+            return self.owner not in (None, owner_mark(self.uuid))
+        return hostdev.address != derive_device_uuid(self.uuid, hostdev.slot or "")
 
     def hostdev(self, slot: str) -> Hostdev | None:
         """Return the hostdev under this slot's alias, if there is one."""
@@ -175,6 +191,11 @@ class Parent(NamedTuple):
     state: str = ""
     card: str = ""
     node: int = -1
+
+    @property
+    def current(self) -> str:
+        """Return the id of the type that a VF carries; empty if it carries none."""
+        return next((t.id for t in self.types if t.in_use), "")
 
 
 class Found(NamedTuple):
@@ -264,3 +285,11 @@ def new_assignment(
 def derive_device_uuid(domain_uuid: str, slot: str) -> str:
     """Return the mdev UUID of a domain's slot: UUIDv5 of both (design, section 3)."""
     return str(uuid.uuid5(DERIVED_UUIDS, f"{domain_uuid.lower()}/{slot}"))
+
+
+def owner_mark(domain_uuid: str) -> str:
+    """Return what marks VFs as chosen for this domain: derived, so that no copy can adopt it.
+
+    The text that is hashed is none that derive_device_uuid has: a slot's name holds no colon.
+    """
+    return str(uuid.uuid5(DERIVED_UUIDS, f"{domain_uuid.lower()}/vfs:"))

@@ -19,7 +19,6 @@ from vgpu_hook.model import (
     MDEV,
     RETAINED,
     VENDOR_VFIO,
-    Assignment,
     Domain,
     Hostdev,
     Parent,
@@ -28,16 +27,19 @@ from vgpu_hook.model import (
 )
 from vgpu_hook.placement import Candidate, Wishes
 from vgpu_hook.store import Store
-from vgpu_hook.store_devices import Reservation, quarantined
+from vgpu_hook.store_devices import quarantined
 
 DEFAULT_MODEL = "vfio-pci"
+
+Slot = tuple[str, str]
+"""A domain's UUID and the name of a slot."""
 
 
 class Planner:
     """Plans over one reading of the host and of the store.
 
-    `parents` are those of catalogue.completed; `store` is None if there is none (then nothing is
-    reserved). `nodes_of` gives the NUMA nodes of a domain.
+    `parents` are those of catalogue.completed. `store` is None if there is none; nothing is
+    reserved then, nor if `reserve` is false. `nodes_of` gives the NUMA nodes of a domain.
     """
 
     def __init__(
@@ -46,166 +48,176 @@ class Planner:
         store: Store | None,
         policy: str,
         nodes_of: Callable[[Domain], frozenset[int]],
+        *,
+        reserve: bool = True,
     ) -> None:
         self._parents = parents
-        self._store = store
+        self._store = store if reserve else None
         self._policy = policy
         self._nodes_of = nodes_of
-        self._rows: list[Assignment] = store.all() if store is not None else []
+        self._frameworks = {parent.framework for parent in parents}
+        self._offers: dict[tuple[str, str | None], list[Candidate]] = {}
+        rows = store.all() if store is not None else []
         failures = store.devices.failures() if store is not None else []
+        reservations = store.devices.reservations() if store is not None else []
         self._failed = {(f.device, f.domain_uuid, f.slot) for f in failures}
         self._quarantined = quarantined(failures)
-        self._owners = {row.device: (row.domain_uuid, row.slot) for row in self._rows}
-        self._offers: dict[tuple[str, str | None], list[Candidate]] = {}
-        self._held: dict[tuple[str, str], str] = {}
+        self._owners = {r.device: r for r in rows}
+        self._runs_on: dict[Slot, str] = {
+            (r.domain_uuid, r.slot): r.device
+            for r in rows
+            if r.framework == VENDOR_VFIO and r.state != RETAINED
+        }
+        self._named: dict[Slot, str] = {(r.domain_uuid, r.slot): r.device for r in reservations}
 
     def hold(self, domain_uuid: str, slot: str, device: str) -> None:
         """Know that a running domain has this VF, whether it is on record or not."""
-        self._held[domain_uuid, slot] = device
+        self._runs_on[domain_uuid, slot] = device
 
     def __call__(self, subject: Domain, request: VgpuRequest) -> Plan:
-        """Return the hostdev that serves the request."""
-        offers = self._offering(request)
-        framework = self._framework(subject, request, offers)
+        """Return the hostdev that serves the request; it is reserved if it is a VF."""
+        there = subject.hostdev(request.slot)
+        inherited = there is not None and subject.inherits(there)
+        if there is not None and inherited and request.fork != "new":
+            return Plan(there, inherited)
+        framework = self._framework(there, request)
+        if framework is None:
+            return Plan(None, inherited)
         if framework == MDEV:
-            model = next((o.type.device_api for o in offers), DEFAULT_MODEL)
+            offers = self._offering(request, MDEV)
+            model = next((offer.type.device_api for offer in offers), DEFAULT_MODEL)
             device = derive_device_uuid(subject.uuid, request.slot)
-            own = Hostdev(HOSTDEV_TYPE[MDEV], device, request.slot, model)
-            there = subject.hostdev(request.slot)
-            inherited = there is not None and (there.type, there.address) != own[:2]
-            return Plan(own, inherited and not self._was_a_vf(subject, request))
-        return self._plan_vf(subject, request, offers)
+            return Plan(Hostdev(HOSTDEV_TYPE[MDEV], device, request.slot, model), inherited)
+        named = there.address if there is not None and there.type == "pci" else None
+        device = self._choose(subject, request, None if inherited else named)
+        return Plan(Hostdev(HOSTDEV_TYPE[framework], device, request.slot, None, "no"), inherited)
 
     def owns(self, subject: Domain, hostdev: Hostdev) -> bool:
         """Tell whether a hostdev under our alias is one that this domain was given."""
         slot = hostdev.slot or ""
-        if hostdev.type == HOSTDEV_TYPE[MDEV] or self._store is None:
+        if hostdev.type == HOSTDEV_TYPE[MDEV]:
             return hostdev.address == derive_device_uuid(subject.uuid, slot)
-        return hostdev.address == self._store.devices.reserved(subject.uuid, slot)
+        return hostdev.address == self._named.get((subject.uuid, slot))
 
-    def usable(self, reservation: Reservation, request: VgpuRequest) -> bool:
-        """Tell whether a stopped domain could start on the VF that its definition names."""
-        offers = self._offering(request)
-        room = self._room(reservation.domain_uuid, request.slot, offers)
-        return reservation.device in {c.parent.name for c in room} or not room
+    def usable(self, slot: Slot, request: VgpuRequest) -> bool:
+        """Tell whether a stopped domain names what it should; if not, planning gives it better.
 
-    def _framework(self, subject: Domain, request: VgpuRequest, offers: list[Candidate]) -> str:
-        """Return the framework that serves the request: what is there stays, if it can."""
-        there = subject.hostdev(request.slot)
-        frameworks = [offer.parent.framework for offer in offers]
+        A VF that it could start on, and that no other definition names if there are enough.
+        """
+        offers = self._offering(request, VENDOR_VFIO)
+        named = self._named.get(slot)
+        if named is None:  # defined while the host had no such VF
+            return not offers or bool(self._offering(request, MDEV))
+        return self._is_good(named, slot, self._room(slot, offers))
+
+    def _is_good(self, device: str, slot: Slot, room: list[Candidate]) -> bool:
+        names = {candidate.parent.name for candidate in room}
+        if device not in names:
+            return not names
+        others = self._others(slot)
+        return not others[device] or all(others[name] for name in names)
+
+    def _framework(self, there: Hostdev | None, request: VgpuRequest) -> str | None:
+        """Return the framework that serves the request: what is there stays, if it can.
+
+        None if that can't be told now: it may be a type of a card whose VFs are off.
+        """
+        offering = [f for f in (MDEV, VENDOR_VFIO) if self._offering(request, f)]
         present = FRAMEWORK.get(there.type) if there is not None else None
-        if present is not None and (present in frameworks or not frameworks):
+        if present is not None and (present in offering or not offering):
             return present
-        return frameworks[0] if frameworks else MDEV
+        if offering:
+            return offering[0]
+        return None if self._frameworks == {VENDOR_VFIO} else MDEV
 
-    def _plan_vf(self, subject: Domain, request: VgpuRequest, offers: list[Candidate]) -> Plan:
-        there = subject.hostdev(request.slot)
-        named = there.address if there is not None and there.type == "pci" else None
-        reserved = self._reserved(subject, request)
-        inherited = named is not None and named != reserved and self._is_anothers(subject, named)
-        inherited = inherited or self._inherited_mdev(subject, request)
-        if there is not None and inherited and request.fork != "new":
-            return Plan(there, inherited)
-        current = reserved or (None if inherited else named)
-        device = self._choose(subject, request, offers, current)
-        own = Hostdev(HOSTDEV_TYPE[VENDOR_VFIO], device, request.slot, None, "no")
-        return Plan(own, inherited)
+    def _choose(self, subject: Domain, request: VgpuRequest, named: str | None) -> str:
+        """Return the VF, and reserve it; raise if the profile is not offered by any."""
+        slot = (subject.uuid, request.slot)
+        offers = self._offering(request, VENDOR_VFIO)
+        room = self._room(slot, offers)
+        current = self._named.get(slot) or named
+        if current in self._siblings(slot):
+            current = None
+        device = self._runs_on.get(slot)
+        if device is None and current is not None and self._is_good(current, slot, room):
+            device = current
+        if device is None:
+            device = self._best(subject, request, offers, room) or current
+        if device is None:
+            raise placement.why_not(self._parents, request.profile, request.gpu)
+        if self._store is not None:
+            self._store.devices.reserve(*slot, device)
+        self._named[slot] = device
+        return device
 
-    def _choose(
+    def _best(
         self,
         subject: Domain,
         request: VgpuRequest,
         offers: list[Candidate],
-        current: str | None,
-    ) -> str:
-        """Return the VF, and reserve it; raise if the profile is not offered by any."""
-        room = self._room(subject.uuid, request.slot, offers)
-        names = {candidate.parent.name for candidate in room}
-        runs_on = self._held.get((subject.uuid, request.slot)) or next(
-            (r.device for r in self._rows if self._is_live(r, subject.uuid, request.slot)), None
-        )
-        waiting, loads = self._taken(subject.uuid, request.slot, offers)
-        wishes = Wishes(request.placement or self._policy, self._nodes_of(subject), waiting, loads)
-        best = placement.order(room, wishes)
-        if runs_on is not None:
-            device = runs_on
-        elif current is not None and (current in names or not best):
-            device = current
-        elif best:
-            device = best[0].parent.name
-        elif offers:  # full: it names one of those that will be free, and is re-pointed then
-            device = min(offers, key=lambda o: (waiting.get(o.parent.name, 0), o.parent.name))[
-                0
-            ].name
-        else:
-            raise placement.why_not(self._parents, request.profile, request.gpu)
-        if self._store is not None:
-            self._store.devices.reserve(subject.uuid, request.slot, device)
-        return device
+        room: list[Candidate],
+    ) -> str | None:
+        """Return the best VF with room; of a full card one that few definitions name."""
+        slot = (subject.uuid, request.slot)
+        others = self._others(slot)
+        if not room:
+            siblings = self._siblings(slot)
+            names = [o.parent.name for o in offers if o.parent.name not in siblings]
+            return min(names, key=lambda name: (others[name], name), default=None)
+        policy = request.placement or self._policy
+        wishes = Wishes(policy, self._nodes_of(subject), others, self._loads(offers, others))
+        return placement.order(room, wishes)[0].parent.name
 
-    def _room(self, domain_uuid: str, slot: str, offers: list[Candidate]) -> list[Candidate]:
+    def _room(self, slot: Slot, offers: list[Candidate]) -> list[Candidate]:
         """Return the VFs that the domain could start on now.
 
-        Left out: VFs that another domain has on record, that are in quarantine, or that failed for
-        this very slot.
+        Left out: VFs that anybody has on record (this domain too, if it could not release it), that
+        other slots of the domain name, that are in quarantine, or that failed for this very slot.
         """
-        mine = (domain_uuid, slot)
-        return [
-            offer
-            for offer in offers
-            if (owner := self._owners.get(offer.parent.name)) in (None, mine)
-            and (offer.type.available > 0 or owner == mine)
-            and offer.parent.name not in self._quarantined
-            and (offer.parent.name, *mine) not in self._failed
-        ]
+        siblings = self._siblings(slot)
+        return [offer for offer in offers if self._is_free(offer, slot, siblings)]
 
-    def _offering(self, request: VgpuRequest) -> list[Candidate]:
-        """Return the parents that offer the profile, full ones too."""
+    def _is_free(self, offer: Candidate, slot: Slot, siblings: set[str]) -> bool:
+        name = offer.parent.name
+        if self._runs_on.get(slot) == name:
+            return True
+        return (
+            offer.type.available > 0
+            and name not in self._owners
+            and name not in siblings
+            and name not in self._quarantined
+            and (name, *slot) not in self._failed
+        )
+
+    def _offering(self, request: VgpuRequest, framework: str) -> list[Candidate]:
+        """Return the parents of a framework that offer the profile, full ones too."""
         key = (request.profile, request.gpu)
         if key not in self._offers:
             self._offers[key] = placement.candidates(self._parents, *key)
-        return self._offers[key]
+        return [offer for offer in self._offers[key] if offer.parent.framework == framework]
 
-    def _taken(
-        self, domain_uuid: str, slot: str, offers: list[Candidate]
-    ) -> tuple[dict[str, int], dict[str, int]]:
-        """Return how many other definitions name each VF, and the load of each GPU.
+    def _siblings(self, slot: Slot) -> set[str]:
+        """Return the VFs that the domain's other slots name."""
+        return {
+            device
+            for (domain_uuid, name), device in self._named.items()
+            if domain_uuid == slot[0] and name != slot[1]
+        }
 
-        A reserved VF counts as if it were in use, and so does one in quarantine.
+    def _others(self, slot: Slot) -> Counter[str]:
+        """Return how many other slots name each VF."""
+        found = Counter(self._named.values())
+        if slot in self._named:
+            found[self._named[slot]] -= 1
+        return found
+
+    def _loads(self, offers: list[Candidate], others: Counter[str]) -> dict[str, int]:
+        """Return the load of each GPU, in MiB.
+
+        A VF that others name, or that is in quarantine, counts as if it were in use.
         """
-        reserved = self._store.devices.reservations() if self._store is not None else []
-        others = Counter(
-            r.device for r in reserved if (r.domain_uuid, r.slot) != (domain_uuid, slot)
-        )
         size = max((offer.type.framebuffer for offer in offers), default=0)
-        idle = {p.name for p in self._parents if not p.devices}
-        besides = dict.fromkeys((others.keys() | self._quarantined.keys()) & idle, size)
-        return dict(others), placement.loads(self._parents, besides)
-
-    @staticmethod
-    def _is_live(row: Assignment, domain_uuid: str, slot: str) -> bool:
-        mine = (row.domain_uuid, row.slot) == (domain_uuid, slot)
-        return mine and row.framework == VENDOR_VFIO and row.state != RETAINED
-
-    def _reserved(self, subject: Domain, request: VgpuRequest) -> str | None:
-        if self._store is None:
-            return None
-        return self._store.devices.reserved(subject.uuid, request.slot)
-
-    def _is_anothers(self, subject: Domain, device: str) -> bool:
-        """Tell whether a VF belongs to, or is named by, another domain that we know."""
-        if any(r.device == device and r.domain_uuid != subject.uuid for r in self._rows):
-            return True
-        reserved = self._store.devices.reservations() if self._store is not None else []
-        return any(r.device == device and r.domain_uuid != subject.uuid for r in reserved)
-
-    def _was_a_vf(self, subject: Domain, request: VgpuRequest) -> bool:
-        """Tell whether the host has changed its framework under a definition of our own."""
-        there = subject.hostdev(request.slot)
-        return there is not None and there.address == self._reserved(subject, request)
-
-    @staticmethod
-    def _inherited_mdev(subject: Domain, request: VgpuRequest) -> bool:
-        there = subject.hostdev(request.slot)
-        own = derive_device_uuid(subject.uuid, request.slot)
-        return there is not None and there.type == "mdev" and there.address != own
+        idle = {parent.name for parent in self._parents if not parent.devices}
+        named = {device for device, count in others.items() if count > 0}
+        besides = dict.fromkeys((named | self._quarantined.keys()) & idle, size)
+        return placement.loads(self._parents, besides)

@@ -16,7 +16,7 @@ client's start is what every VM start pays for.
 
 from __future__ import annotations
 
-GREETING = b"vgpu-hook 1\n"
+GREETING = b"vgpu-hook 2\n"
 MAX_FRAME = 64 << 20
 """Bytes. A domain's XML is some ten thousand."""
 

@@ -18,6 +18,8 @@ from vgpu_hook.model import (
     MDEV,
     VENDOR_VFIO,
     Assignment,
+    Domain,
+    Hostdev,
     Parent,
     VgpuError,
     VgpuRequest,
@@ -55,8 +57,8 @@ class Owner(NamedTuple):
 class Reconciler:
     """One comparison.
 
-    `ask_libvirt` returns the domains, and `ask_devices` the devices that a running one has; None
-    if that can't be told.
+    `ask_libvirt` returns the domains, and `ask_live` what a running one has; None if that can't be
+    told.
     """
 
     def __init__(
@@ -64,25 +66,28 @@ class Reconciler:
         store: Store,
         lifecycle_for: Callable[[], Lifecycle],
         ask_libvirt: Callable[[], Domains | None],
-        ask_devices: Callable[[str], frozenset[str] | None],
+        ask_live: Callable[[str], Domain | None],
         *,
         dry_run: bool = False,
     ) -> None:
         self._store = store
         self._lifecycle_for = lifecycle_for
         self._ask_libvirt = ask_libvirt
-        self._ask_devices = ask_devices
+        self._ask_live = ask_live
         self._dry_run = dry_run
 
     def run(self) -> list[Finding]:
         """Compare everything once."""
         names = self._store.domains.names()
         rows = self._store.all()
+        reservations = self._store.devices.reservations()
         domains = self._ask_libvirt()
         found = [*self._unrecorded(rows, domains), *self._recorded(rows, domains)]
         if domains is not None and not self._dry_run:
             for gone in names.keys() - domains.keys():
                 self._store.domains.forget(gone)
+            for domain_uuid in {r.domain_uuid for r in reservations} - domains.keys():
+                self._store.devices.keep_reservations(domain_uuid, ())
         return found
 
     def _recorded(self, rows: list[Assignment], domains: Domains | None) -> list[Finding]:
@@ -104,8 +109,8 @@ class Reconciler:
         """Tell of a running domain's vGPU that it no longer has: the event was missed."""
         if not seconds_since(row.changed) - YOUNG >= 0:
             return False
-        devices = self._ask_devices(row.domain_uuid)
-        return devices is not None and row.device not in devices
+        live = self._ask_live(row.domain_uuid)
+        return live is not None and row.device not in {h.address for h in live.hostdevs}
 
     def _judge(self, rows: list[Assignment]) -> list[Finding]:
         lifecycle = self._lifecycle_for()
@@ -172,26 +177,33 @@ class Reconciler:
         """Adopt a VF that a running domain of ours has; take back what we made and nobody uses."""
         if domains is None:
             return Finding(device, "", "kept", "libvirt can't be asked who has it")
-        kind = next((t.id for t in parent.types if t.in_use), "a type")
-        for uuid, slot, reserved in self._store.devices.reservations():
-            known = domains.get(uuid)
-            if reserved != device or known is None or not known.active:
-                continue
-            has = self._ask_devices(uuid)
-            if has is None:
+        kind = parent.current or "a type"
+        for uuid, known in domains.items():
+            live = self._ask_live(uuid) if known.active else None
+            if known.active and live is None:
                 return Finding(device, known.name, "kept", "can't tell whether its domain has it")
-            requests = self._store.domains.requests(uuid)
-            request = next((r for r in requests if r.slot == slot), None)
-            if device in has and request is not None:
-                proof = f"the running domain has it in slot {slot}"
-                owner = Owner(uuid, known.name, request)
-                return self._record(owner, VENDOR_VFIO, device, proof, rows)
-        made_here = self._lifecycle_for().recall(device, kind, dry_run=self._dry_run)
-        if made_here is None:
+            for hostdev in live.hostdevs if live is not None else ():
+                if hostdev.address == device:
+                    return self._adopt_from(live, hostdev, rows)
+        try:
+            ours = self._lifecycle_for().recall(device, kind, dry_run=self._dry_run)
+        except VgpuError as error:
+            return Finding(device, "", "kept", error.message)
+        if ours is None:
             why = f"it carries {kind}, which is not on record as made by vgpu-hook in this boot"
             return Finding(device, "", "left alone", why)
-        rows.append(made_here)
-        return Finding(device, made_here.domain_name, "recorded", "it was made by vgpu-hook")
+        rows.append(ours)
+        return Finding(device, ours.domain_name, "recorded", "it was made by vgpu-hook")
+
+    def _adopt_from(self, live: Domain | None, hostdev: Hostdev, rows: list[Assignment]) -> Finding:
+        """Adopt a VF that a running domain has for a request of its own."""
+        assert live is not None
+        request = next((r for r in live.request if r.slot == hostdev.slot), None)
+        if request is None:
+            return Finding(hostdev.address, live.name, "left alone", "its domain asks for no vGPU")
+        owner = Owner(live.uuid, live.name, request)
+        proof = f"the running domain has it in slot {request.slot}"
+        return self._record(owner, VENDOR_VFIO, hostdev.address, proof, rows)
 
     def _record(
         self, owner: Owner, framework: str, device: str, proof: str, rows: list[Assignment]

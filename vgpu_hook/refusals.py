@@ -31,18 +31,29 @@ class Wanted(NamedTuple):
 
 
 def unusable(
-    wanted: Wanted, cause: str, parents: tuple[Parent, ...], rows: Iterable[Assignment]
+    wanted: Wanted,
+    cause: str,
+    parents: tuple[Parent, ...],
+    rows: Iterable[Assignment],
+    avoided: frozenset[str],
 ) -> Refused:
-    """Return the refusal of the VF that a definition names, for a cause that is about that VF."""
+    """Return the refusal of the VF that a definition names, for a cause that is about that VF.
+
+    `avoided` are VFs that planning would not give to it.
+    """
     holders = {row.device: row.domain_name for row in rows}
-    if _others(wanted, parents, holders):
+    if _others(wanted, parents, avoided.union(holders)):
         return _elsewhere(wanted, cause)
     why = placement.why_not(parents, wanted.request.profile, wanted.request.gpu, holders)
     return wanted.refused(f"{cause}; {why.message}", why.hint)
 
 
 def no_room(
-    wanted: Wanted, parents: tuple[Parent, ...], rows: Iterable[Assignment], tried: Iterable[str]
+    wanted: Wanted,
+    parents: tuple[Parent, ...],
+    rows: Iterable[Assignment],
+    tried: Iterable[str],
+    avoided: frozenset[str],
 ) -> Refused:
     """Return the refusal when no parent will do. `tried` are the kernel's answers so far."""
     request = wanted.request
@@ -54,7 +65,7 @@ def no_room(
         text = f"no vGPU of profile {request.profile!r} could be made: {answers}"
     if wanted.framework == VENDOR_VFIO:
         text = _about_vf(wanted, parents) or text
-        if _others(wanted, parents, holders):
+        if _others(wanted, parents, avoided.union(holders)):
             return _elsewhere(wanted, text)
     return wanted.refused(text, why.hint)
 
@@ -69,7 +80,8 @@ def taken(row: Assignment) -> str:
 def _elsewhere(wanted: Wanted, cause: str) -> Refused:
     command = attach_command(wanted.domain.name, wanted.request)
     return wanted.refused(
-        f"{cause}; another VF is free", f"run: {command} (vgpu-hookd does so by itself)"
+        f"{cause}; another VF is free",
+        f"vgpu-hookd has the domain name it, so start it again; without vgpu-hookd run: {command}",
     )
 
 
@@ -91,10 +103,7 @@ def _with_room(wanted: Wanted, parents: tuple[Parent, ...]) -> list[str]:
     ]
 
 
-def _others(wanted: Wanted, parents: tuple[Parent, ...], holders: dict[str, str]) -> list[str]:
+def _others(wanted: Wanted, parents: tuple[Parent, ...], but: frozenset[str]) -> list[str]:
     """Return the other VFs that are free and that it would fit on."""
-    return [
-        name
-        for name in _with_room(wanted, parents)
-        if name != wanted.device and name not in holders
-    ]
+    names = _with_room(wanted, parents)
+    return [name for name in names if name != wanted.device and name not in but]

@@ -11,7 +11,7 @@ from collections import Counter
 from typing import Any
 
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import VENDOR_VFIO, Assignment, KernelError, Parent, VgpuError, VgpuType
+from vgpu_hook.model import VENDOR_VFIO, Assignment, Parent, VgpuError, VgpuType
 from vgpu_hook.placement import Candidate, full
 from vgpu_hook.store import Store
 from vgpu_hook.store_devices import Failure, quarantined
@@ -76,8 +76,12 @@ def profiles(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[Value]
     for parent in parents:
         by_gpu.setdefault(parent.gpu, []).append(parent)
     holders = {row.device: row.domain_name for row in rows}
+    room = {gpu["gpu"]: gpu["free"] for gpu in gpu_states(parents)}
     for entry in found.values():
         those = entry.pop("candidates")
+        size, left = entry["framebuffer"], room[entry["gpu"]]
+        if entry["framework"] == VENDOR_VFIO and size and left is not None:
+            entry["free"] = min(entry["free"], left // size)  # each VF counts alone
         entry["why_none"] = None
         if not entry["free"]:
             # All VFs of a GPU have one reason.
@@ -159,15 +163,21 @@ def quarantine(failures: list[Failure]) -> list[Value]:
     return [f._asdict() for those in quarantined(failures).values() for f in those]
 
 
-def device_lines(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[tuple[str, ...]]:
-    """Return the lines of a table: GPU, parent, vGPU, domain. Free VFs are only counted."""
+def device_lines(
+    parents: tuple[Parent, ...], rows: list[Assignment], aside: set[str]
+) -> list[tuple[str, ...]]:
+    """Return the lines of a table: GPU, parent, vGPU, domain. Free VFs are only counted.
+
+    `aside` are VFs that do not count as free.
+    """
     owners = {row.device: row.domain_name for row in rows}
     free: dict[str, int] = {}
     lines = []
     for parent in parents:
         if parent.framework == VENDOR_VFIO and not parent.devices:
+            usable = not parent.problem and parent.name not in aside
             if not parent.state:
-                free[parent.gpu] = free.get(parent.gpu, 0) + (0 if parent.problem else 1)
+                free[parent.gpu] = free.get(parent.gpu, 0) + int(usable)
             continue
         for device in parent.devices or ("",):
             owner = owners.get(device, "(not ours)") if device else "-"
@@ -210,6 +220,6 @@ def _device(device: str, rows: list[Assignment]) -> Value:
 def _guard(lifecycle: Lifecycle, row: Assignment) -> Value:
     try:
         verdict = lifecycle.judge(row)
-    except (KernelError, VgpuError) as error:
+    except VgpuError as error:
         return {"action": "keep", "facts": [{"good": False, "text": error.message}]}
     return {"action": verdict.action, "facts": [fact._asdict() for fact in verdict.facts]}

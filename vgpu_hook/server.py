@@ -82,8 +82,8 @@ class Server:
                     seconds = int(expiry) / 1000 - time.monotonic()
                     status, stderr = operations.in_thread(names, xml, seconds)
                     text = stderr.encode("utf-8", "backslashreplace")
-                    connection.sendall(protocol.frame(b"%d" % status, text))
                     self._after()
+                    connection.sendall(protocol.frame(b"%d" % status, text))
         finally:
             self._done()
 

@@ -13,8 +13,6 @@ from vgpu_hook.model import Assignment, StoreError, VgpuError
 from vgpu_hook.store_devices import Failure
 from vgpu_hook.tables import as_json, table
 
-RUN_QUARANTINE = "run: vgpu-hook quarantine"
-
 
 def status(arguments: argparse.Namespace) -> int:
     """Show GPUs, what they hold, who has it, what is retained and why."""
@@ -39,7 +37,9 @@ def status(arguments: argparse.Namespace) -> int:
         }
         print(as_json(value))
     else:
-        print(table(("GPU", "Parent", "vGPU", "Domain"), report.device_lines(parents, rows)))
+        out = {failure["device"] for failure in aside}
+        lines = report.device_lines(parents, rows, out)
+        print(table(("GPU", "Parent", "vGPU", "Domain"), lines))
         titles = ("Domain", "Slot", "Profile", "vGPU", "State", "Reason")
         if rows:
             print(
@@ -81,10 +81,10 @@ def quarantine(arguments: argparse.Namespace) -> int:
     settings = config.load()
     opened = context.existing_store(settings)
     if arguments.clear is not None:
-        done = opened.devices.clear_failures(arguments.clear.lower()) if opened is not None else 0
-        if not done:
-            raise VgpuError(f"no failure of {arguments.clear!r} is on record", RUN_QUARANTINE)
-        print(f"{arguments.clear} may be used again.")
+        for vf in arguments.clear:
+            if opened is None or not opened.devices.clear_failures(vf.lower()):
+                raise VgpuError(f"no failure of {vf!r} is on record", "run: vgpu-hook quarantine")
+            print(f"{vf} may be used again.")
         return 0
     aside = report.quarantine(opened.devices.failures() if opened is not None else [])
     if arguments.format == "json":

@@ -32,6 +32,8 @@ from vgpu_hook.store_domains import DomainRecords
 
 HISTORY_KEPT = 50_000
 INTENT = "intent to create"
+ENDS = ("released", "create failed", "superseded")
+"""Events after which a device is no longer ours."""
 
 _COLUMNS = ", ".join(Assignment._fields)
 
@@ -123,15 +125,19 @@ class Store:
             return corrected
 
     def made_here(self, device: str, what: str, boot_id: str) -> HistoryEntry | None:
-        """Return the last entry about the device, if `what` (see `made`) is ours, of this boot.
+        """Return the intent by which we made `what` (see `made`) of the device in this boot.
 
-        None if anything is on record of it now: then that record is what counts.
+        None unless it is the last thing that we know of the device, and nothing is on record of it
+        now: after a release it may be anybody's.
         """
         if self.of_device(device):
             return None
         entries = [entry for entry in self.history(device, ()) if entry.boot_id == boot_id]
-        intents = [entry.detail for entry in entries if entry.event == INTENT]
-        return entries[-1] if intents[-1:] == [what] else None
+        last = entries[-1] if entries else None
+        if last is None or last.event in ENDS:
+            return None
+        intents = [e for e in entries if e.event == INTENT and e.generation == last.generation]
+        return next((entry for entry in intents if entry.detail == what), None)
 
     def forget(self, row: Assignment, event: str, detail: str = "") -> bool:
         """Delete the row, because its device is gone; False if it has changed since (R12)."""

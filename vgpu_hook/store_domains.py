@@ -50,11 +50,10 @@ class DomainRecords:
                 "DELETE FROM domain WHERE uuid = ? AND deleting_since IS NULL", (domain_uuid,)
             )
             if done.rowcount:
-                for table in ("request", "reservation"):
-                    self._database.execute(
-                        f"DELETE FROM {table} WHERE domain_uuid = ?",  # noqa: S608 - constants
-                        (domain_uuid,),
-                    )
+                self._database.execute("DELETE FROM request WHERE domain_uuid = ?", (domain_uuid,))
+                self._database.execute(
+                    "DELETE FROM reservation WHERE domain_uuid = ?", (domain_uuid,)
+                )
 
     def end_deletion(self, domain_uuid: str, *, keep: bool = False) -> None:
         """Lift the mark; forget the domain too, unless `keep` (its deletion was called off)."""
@@ -124,10 +123,12 @@ class DomainRecords:
         )
         return tuple(VgpuRequest(*row) for row in found)
 
-    def all_requests(self) -> list[VgpuRequest]:
-        """Return what any domain asks for."""
-        found = self._database.execute(f"SELECT {_REQUEST} FROM request")  # noqa: S608
-        return [VgpuRequest(*row) for row in found]
+    def all_requests(self) -> list[tuple[str, VgpuRequest]]:
+        """Return what any domain asks for, with the domain's UUID."""
+        found = self._database.execute(
+            f"SELECT domain_uuid, {_REQUEST} FROM request ORDER BY rowid"  # noqa: S608 - constants
+        )
+        return [(row[0], VgpuRequest(*row[1:])) for row in found]
 
     def owner_of(self, device: str) -> str | None:
         """Return the UUID of the domain whose derived device this is, if it is known."""

@@ -103,6 +103,10 @@ CREATE TABLE vgpu_type (
     PRIMARY KEY (card, id)
 ) STRICT;
 ALTER TABLE request ADD COLUMN placement TEXT;
+-- One that could not be released is tried again while the slot has another VF.
+DROP INDEX one_assignment_per_slot;
+CREATE UNIQUE INDEX one_assignment_per_slot
+    ON assignment (domain_uuid, slot) WHERE state IN ('creating', 'assigned');
 """
 _STEPS = (_SCHEMA, _VFS)
 """What takes a store from each version to the next one. A step is never changed once released."""

@@ -208,3 +208,111 @@ def test_lint_names_what_would_break_a_vgpu_host(
     assert "managed='yes'" in text
     assert "domain 'one' names the same VF" in text
     assert "run: virsh edit whole" in text
+
+
+@pytest.mark.parametrize("policy", ["new", "none", "refuse"])
+def test_r8_a_definition_that_comes_back_keeps_its_request(
+    server: LibvirtServer,
+    hooked: Product,
+    define: Define,
+    daemon: Daemon,
+    tmp_path: Path,
+    policy: str,
+) -> None:
+    """Undefined, and defined again from a backup, while another domain runs on that VF."""
+    define("a", request(PROFILE, more=f"fork='{policy}'"))
+    vf = wait_for_vf(server, hooked, "a")
+    backup = tmp_path / "backup.xml"
+    backup.write_text(server.virsh("dumpxml", "--inactive", "a").stdout)
+    server.virsh("undefine", "a")
+    hooked.wait_for("it is forgotten", lambda: hooked.query("SELECT * FROM reservation") == [])
+    run_on(hooked, "other", vf)
+    assert server.virsh("define", str(backup)).returncode == 0
+    assert wait_for_vf(server, hooked, "a", vf) != vf
+    assert PROFILE in server.virsh("dumpxml", "--inactive", "a").stdout
+
+
+def test_r6_a_vf_that_an_admin_programs_after_our_release_is_left_alone(
+    server: LibvirtServer, hooked: Product
+) -> None:
+    vf = "0000:41:00.4"
+    pid = run_on(hooked, "a", vf)
+    hooked.sim.drop(pid)
+    xml = domain_xml("a", {"0": PROFILE}, hostdevs=[pci_hostdev(vf)])
+    hooked.hook("a", "stopped", xml)
+    hooked.sim.assign(vf, 1148)
+    hooked.sim.reset_writes()
+    found = hooked.json("reconcile", "-c", server.uri)["findings"]
+    assert [(f["device"], f["action"]) for f in found] == [(vf, "left alone")]
+    assert hooked.sim.writes() == []
+
+
+def test_rendering_and_refused_hotplug_reserve_nothing(
+    server: LibvirtServer, hooked: Product, define: Define, tmp_path: Path
+) -> None:
+    file = tmp_path / "passing.xml"
+    file.write_bytes(domain_xml("passing", {"0": PROFILE}, hostdevs=[]))
+    rendered = hooked.command("render", str(file))
+    assert rendered.status == 0
+    assert "type='pci'" in rendered.out.replace('"', "'")
+    define("a")
+    server.virsh("start", "a")
+    refused = hooked.command("attach", "-c", server.uri, "a", "--profile", "1148", "--live")
+    assert refused.status == 1
+    assert hooked.query("SELECT * FROM reservation") == []
+    assert hooked.rows() == []
+    assert hooked.sim.current_types() == {}
+
+
+def test_attach_to_a_slot_keeps_what_else_its_request_says(
+    server: LibvirtServer, hooked: Product, define: Define
+) -> None:
+    define("a", request(PROFILE, more="fork='refuse' params='x=1' gpu='0000:41:00.0'"))
+    hooked.command("attach", "-c", server.uri, "a", "--profile", "1145", "--slot", "0")
+    xml = server.virsh("dumpxml", "--inactive", "a").stdout.replace("'", '"')
+    for kept in ('fork="refuse"', 'params="x=1"', 'gpu="0000:41:00.0"', 'profile="1145"'):
+        assert kept in xml
+
+
+def test_the_boot_gate_knows_the_profiles_of_a_full_card(
+    server: LibvirtServer, hooked: Product, define: Define
+) -> None:
+    define("big")
+    hooked.command("attach", "-c", server.uri, "big", "--profile", "NVIDIA L40S-48Q")
+    vf = vf_of(server, "big")
+    assert vf is not None
+    xml = domain_xml("big", {"0": "NVIDIA L40S-48Q"}, hostdevs=[pci_hostdev(vf)])
+    assert hooked.hook("big", "prepare", xml) == (0, "", "")
+    hooked.configure(extra="[boot]\ntimeout = 3\n")
+    assert hooked.command("boot-gate").status == 0
+
+
+def test_domains_part_again_when_vfs_become_free(
+    server: LibvirtServer, hooked: Product, define: Define, daemon: Daemon
+) -> None:
+    """Five definitions that name the one VF that was free do not go on to share it."""
+    names = [f"d{n}" for n in range(5)]
+    others = [f"0000:41:00.{n}" for n in range(5, 8)] + [f"0000:41:01.{n}" for n in range(4)]
+    for vf in others:
+        hooked.sim.assign(vf, 1145)
+    for name in names:
+        define(name, request(PROFILE))
+        assert wait_for_vf(server, hooked, name) == "0000:41:00.4"
+    for vf in others:
+        hooked.sim.assign(vf, 0)
+    hooked.wait_for("each has its own", lambda: len({vf_of(server, n) for n in names}) == 5)
+
+
+def test_a_domain_defined_while_the_vfs_are_off_gets_its_hostdev_later(
+    server: LibvirtServer, hooked: Product, define: Define, daemon: Daemon
+) -> None:
+    vfs = [f"0000:41:00.{n}" for n in range(4, 8)] + [f"0000:41:01.{n}" for n in range(4)]
+    for vf in vfs:
+        hooked.sim.fault("read", f"sys/bus/pci/devices/{vf}/nvidia/*", "vanish", times=1)
+    hooked.command("status")
+    hooked.sim.heal()
+    define("a", request(PROFILE))
+    hooked.wait_for("it is on record", lambda: hooked.query("SELECT * FROM request") != [])
+    for vf in vfs:
+        hooked.sim.load(vf)
+    wait_for_vf(server, hooked, "a")

@@ -1,4 +1,7 @@
-"""vgpu-hookd's socket: served calls, and everything that can go wrong with it. No libvirt here."""
+"""vgpu-hookd's socket: served calls, and everything that can go wrong with it. No libvirt here.
+
+The tests that are about the life of a vGPU run on both frameworks.
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.domains import device_of, domain_xml, uuid_of
+from tests.domains import domain_xml
 from tests.product import PATIENCE, Product
+from tests.simulated.kinds import Kind
 from vgpu_hook import protocol
 
 A = domain_xml("a", {"0": "mtty-1"})
-DEVICE = device_of(uuid_of("a"))
 Daemon = subprocess.Popen[bytes]
 
 
@@ -46,18 +49,23 @@ def connect(product: Product) -> socket.socket:
     return peer
 
 
-def test_the_daemon_does_the_calls(product: Product, daemon: Daemon, tmp_path: Path) -> None:
+def test_the_daemon_does_the_calls(
+    product: Product, kind: Kind, daemon: Daemon, tmp_path: Path
+) -> None:
+    a = kind.xml("a")
     only_client(product, tmp_path)
-    assert product.hook("a", "prepare", A) == (0, "", "")
+    assert product.hook("a", "prepare", a) == (0, "", "")
     assert product.rows() == [("a", "0", "assigned")]
-    refused = product.hook("b", "prepare", domain_xml("b", {"0": "no such"}))
+    assert kind.present() == kind.vgpus("a")
+    refused = product.hook("b", "prepare", kind.xml("b", "no such"))
     assert refused.status == 1
     assert "vgpu-hook: domain 'b' (slot '0'): profile 'no such' is not offered" in refused.err
-    assert product.hook("a", "stopped", A) == (0, "", "")
+    assert product.hook("a", "stopped", a) == (0, "", "")
     assert product.rows() == []
+    assert kind.present() == {}
     daemon.terminate()
     assert daemon.wait(PATIENCE) == 0
-    assert "can't be used" in product.hook("a", "prepare", A).err
+    assert "can't be used" in product.hook("a", "prepare", a).err
 
 
 def test_the_hook_does_the_work_itself_when_nobody_greets(product: Product) -> None:
@@ -85,13 +93,15 @@ def test_a_daemon_of_another_version_is_not_asked(product: Product) -> None:
 
 @pytest.mark.parametrize("operation", ["prepare", "stopped"])
 def test_i7_a_daemon_killed_in_the_middle_of_a_call(
-    product: Product, daemon: Daemon, operation: str
+    product: Product, kind: Kind, daemon: Daemon, operation: str
 ) -> None:
+    a = kind.xml("a")
     if operation == "stopped":
-        product.hook("a", "prepare", A)
-    attribute = "create" if operation == "prepare" else "remove"
-    product.sim.fault("write", f"sys/*/{attribute}", "slow:2", times=1)
-    call = product.popen("a", operation, A)
+        product.hook("a", "prepare", a)
+        kind.fail_remove("slow:2", times=1)
+    else:
+        kind.fail_create("slow:2", times=1)
+    call = product.popen("a", operation, a)
     state = "creating" if operation == "prepare" else "releasing"
     product.wait_for("it is being done", lambda: product.rows("state") == [(state,)])
     daemon.send_signal(signal.SIGKILL)
@@ -99,20 +109,22 @@ def test_i7_a_daemon_killed_in_the_middle_of_a_call(
     assert call.returncode == 0
     expected = [("a", "0", "assigned")] if operation == "prepare" else []
     assert product.rows() == expected
-    assert product.sim.devices() == ([DEVICE] if expected else [])
+    assert kind.present() == (kind.vgpus("a") if expected else {})
 
 
-def test_i3_a_daemon_that_does_not_answer(product: Product, daemon: Daemon) -> None:
+def test_i3_a_daemon_that_does_not_answer(product: Product, kind: Kind, daemon: Daemon) -> None:
+    a = kind.xml("a")
     product.configure(deadline=2, extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/no'\n")
-    product.sim.fault("write", "sys/*/create", "hang")
-    answer = product.hook("a", "prepare", A)
+    kind.fail_create("hang")
+    answer = product.hook("a", "prepare", a)
     assert answer.status == 1
     assert "has not returned within" in answer.err
     product.sim.heal()
     product.wait_for("it is retained", lambda: product.rows("state") == [("retained",)])
-    assert product.hook("a", "stopped", A) == (0, "", "")
-    product.hook("a", "release", A)
+    assert product.hook("a", "stopped", a) == (0, "", "")
+    product.hook("a", "release", a)
     assert product.rows() == []
+    assert kind.present() == {}
 
 
 @pytest.mark.parametrize(
@@ -144,13 +156,16 @@ def test_garbage_costs_nobody_else_anything(product: Product, daemon: Daemon, se
     assert daemon.poll() is None
 
 
-def test_r12_a_call_that_comes_too_late_is_not_done(product: Product, daemon: Daemon) -> None:
+def test_r12_a_call_that_comes_too_late_is_not_done(
+    product: Product, kind: Kind, daemon: Daemon
+) -> None:
     """The client has given up on it and has answered: a start may have followed."""
-    product.hook("a", "prepare", A)
+    a = kind.xml("a")
+    product.hook("a", "prepare", a)
     product.sim.reset_writes()
     with connect(product) as peer:
         assert peer.recv(100) == protocol.GREETING
-        peer.sendall(protocol.frame(b"1", b"a", b"stopped", b"end", b"-", A))
+        peer.sendall(protocol.frame(b"1", b"a", b"stopped", b"end", b"-", a))
         assert protocol.parts(peer.recv(1 << 16)) == [b"0", b""]
     assert product.sim.writes() == []
     assert product.rows() == [("a", "0", "assigned")]
@@ -172,16 +187,16 @@ def test_only_root_may_use_the_socket(product: Product, daemon: Daemon) -> None:
     assert done.returncode == 0
 
 
-def test_many_calls_at_once(product: Product, daemon: Daemon, tmp_path: Path) -> None:
+def test_many_calls_at_once(product: Product, kind: Kind, daemon: Daemon, tmp_path: Path) -> None:
     only_client(product, tmp_path)
-    names = [f"vm{number}" for number in range(24)]
-    calls = [product.popen(n, "prepare", domain_xml(n, {"0": "mtty-1"})) for n in names]
-    assert [call.communicate(timeout=PATIENCE) for call in calls] == [(b"", b"")] * 24
-    assert len(product.sim.devices()) == 24
-    calls = [product.popen(n, "stopped", domain_xml(n, {"0": "mtty-1"})) for n in names]
-    assert [call.wait(PATIENCE) for call in calls] == [0] * 24
+    domains = {name: kind.xml(name) for name in [f"vm{n}" for n in range(kind.room)]}
+    calls = [product.popen(name, "prepare", xml) for name, xml in domains.items()]
+    assert [call.communicate(timeout=PATIENCE) for call in calls] == [(b"", b"")] * kind.room
+    assert kind.present() == kind.vgpus(*domains)
+    calls = [product.popen(name, "stopped", xml) for name, xml in domains.items()]
+    assert [call.wait(PATIENCE) for call in calls] == [0] * kind.room
     assert product.rows() == []
-    assert product.sim.devices() == []
+    assert kind.present() == {}
 
 
 def test_systemd_is_told_and_the_socket_can_be_its(product: Product, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.domains import domain_xml, pci_hostdev
+from tests.domains import domain_xml, pci_hostdev, uuid_of
 from tests.product import Answer, Product
 
 pytestmark = pytest.mark.simhost("l40s")
@@ -17,9 +17,21 @@ Q2, Q48 = 1148, 1156
 TYPE = "sys/*/current_vgpu_type"
 
 
-def xml(name: str, vf: str, profile: str = "NVIDIA L40S-2Q", attributes: str = "") -> bytes:
-    """A domain that asks for a vGPU, with the hostdev of a VF."""
-    return domain_xml(name, {"0": profile}, hostdevs=[pci_hostdev(vf)], attributes=attributes)
+def xml(
+    name: str,
+    vf: str,
+    profile: str = "NVIDIA L40S-2Q",
+    attributes: str = "",
+    of: str | None = None,
+) -> bytes:
+    """A domain that asks for a vGPU, with a VF that was chosen for it, or for the domain `of`."""
+    return domain_xml(
+        name,
+        {"0": profile},
+        hostdevs=[pci_hostdev(vf)],
+        attributes=attributes,
+        owner=uuid_of(of or name),
+    )
 
 
 def start(product: Product, name: str, vf: str = V4, profile: str = "1148") -> Answer:
@@ -199,7 +211,7 @@ def test_r14_a_vf_without_a_request_is_none_of_our_business(product: Product) ->
 def test_r8_a_fork_of_a_running_domain_is_refused_and_touches_nothing(product: Product) -> None:
     start(product, "parent")
     product.sim.reset_writes()
-    fork = xml("fork", V4)
+    fork = xml("fork", V4, of="parent")
     answer = product.hook("fork", "prepare", fork)
     assert answer.status == 1
     assert f"has inherited {V4} of domain 'parent'" in answer.err
@@ -215,7 +227,8 @@ def test_r8_a_fork_that_may_not_start_does_not_on_a_free_vf_either(
 ) -> None:
     start(product, "parent")
     stop(product, "parent")
-    answer = product.hook("fork", "prepare", xml("fork", V4, attributes=f"fork='{policy}'"))
+    fork = xml("fork", V4, attributes=f"fork='{policy}'", of="parent")
+    answer = product.hook("fork", "prepare", fork)
     assert answer.status == 1
     assert f"has inherited {V4}" in answer.err
     assert types(product) == {}
@@ -327,3 +340,55 @@ def test_a_type_that_a_sibling_has_just_taken_is_no_fault_either(product: Produc
     product.sim.assign(V4, Q2)
     assert late.wait(120) == 1
     assert product.query("SELECT count(*) FROM failure") == [(0,)]
+
+
+def test_r8_a_domain_whose_vf_was_another_s_before_is_no_fork(product: Product) -> None:
+    """VFs are shared by definitions: an address proves nothing about where the XML came from."""
+    start(product, "other")
+    stop(product, "other")
+    own = xml("own", V4, attributes="fork='refuse'")
+    assert product.hook("own", "prepare", own) == (0, "", "")
+
+
+def test_params_that_the_driver_refuses_are_no_fault_of_the_vf(product: Product) -> None:
+    product.sim.fault("write", "*vgpu_params", "EINVAL")
+    for name in ("a", "b"):
+        asked = xml(name, V4, attributes="params='nonsense=1'")
+        answer = product.hook(name, "prepare", asked)
+        assert answer.status == 1
+        assert "vgpu_params: Invalid argument (EINVAL)" in answer.err
+        assert types(product) == {}
+    assert product.query("SELECT count(*) FROM failure") == [(0,)]
+
+
+def test_a_vf_that_can_not_be_reset_does_not_keep_its_domain_from_another(
+    product: Product,
+) -> None:
+    start(product, "a")
+    product.sim.fault("write", f"*{V4}*current_vgpu_type", "EIO", data="0")
+    stop(product, "a")
+    assert product.rows("state") == [("retained",)]
+    assert start(product, "a").status == 1
+    assert start(product, "a", V5) == (0, "", "")
+    assert sorted(product.rows("device, state")) == [(V4, "retained"), (V5, "assigned")]
+    product.sim.heal()
+    stop(product, "a", V5)
+    assert product.rows("device, state, reason") == []
+    assert types(product) == {}
+
+
+def test_a_start_reads_its_own_vf_and_no_other(product: Product) -> None:
+    product.sim.reset_reads()
+    assert start(product, "a") == (0, "", "")
+    read = {path for path in product.sim.reads() if "nvidia/" in path}
+    assert read
+    assert all(V4 in path for path in read)
+
+
+def test_two_slots_of_one_domain_on_one_vf_are_refused(product: Product) -> None:
+    hostdevs = [pci_hostdev(V4, "0"), pci_hostdev(V4, "1")]
+    twice = domain_xml("a", {"0": "1148", "1": "1148"}, hostdevs=hostdevs)
+    answer = product.hook("a", "prepare", twice)
+    assert answer.status == 1
+    assert f"(slot '1'): {V4} is in use by domain 'a'" in answer.err
+    assert types(product) == {}

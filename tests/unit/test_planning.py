@@ -9,7 +9,7 @@ import pytest
 
 from tests.domains import device_of, domain_xml, pci_hostdev, uuid_of
 from vgpu_hook import definitions, domain, placement, store_file
-from vgpu_hook.model import ASSIGNED, Parent, VgpuType, new_assignment
+from vgpu_hook.model import ASSIGNED, RETAINED, Parent, VgpuError, VgpuType, new_assignment
 from vgpu_hook.planning import Planner
 from vgpu_hook.store import Store
 from vgpu_hook.store_devices import CREATE, Failure
@@ -44,8 +44,15 @@ def settle(name: str, text: bytes, plan: Planner) -> list[str]:
     return [hostdev.address for hostdev in domain.parse(settled.text).hostdevs]
 
 
-def asks(name: str, *hostdevs: str, attributes: str = "") -> bytes:
-    return domain_xml(name, {"0": PROFILE}, hostdevs=list(hostdevs), attributes=attributes)
+def asks(name: str, *hostdevs: str, attributes: str = "", of: str | None = None) -> bytes:
+    """A definition; `of` is the domain that its VF was chosen for."""
+    return domain_xml(
+        name,
+        {"0": PROFILE},
+        hostdevs=list(hostdevs),
+        attributes=attributes,
+        owner=uuid_of(of) if of else None,
+    )
 
 
 def assign(store: Store, name: str, device: str) -> None:
@@ -97,7 +104,8 @@ def test_a_running_domain_is_never_pointed_elsewhere(store: Store) -> None:
 def test_r8_a_fork_gets_a_vf_of_its_own_by_its_policy(store: Store, fork: str, left: int) -> None:
     plan = planner(store, vf(4), vf(5))
     (parents,) = settle("parent", asks("parent"), plan)
-    got = settle("fork", asks("fork", pci_hostdev(parents), attributes=f"fork='{fork}'"), plan)
+    text = asks("fork", pci_hostdev(parents), attributes=f"fork='{fork}'", of="parent")
+    got = settle("fork", text, plan)
     assert len(got) == left
     assert (parents in got) == (fork == "refuse")
     reserved = store.devices.reserved(uuid_of("fork"), "0")
@@ -162,10 +170,86 @@ def test_a_pinned_gpu_without_room_keeps_what_is_named(store: Store) -> None:
 
 def test_a_profile_that_no_vf_offers_is_left_to_the_start_to_refuse(store: Store) -> None:
     text = domain_xml("a", {"0": "nope"}, hostdevs=[])
-    assert settle("a", text, planner(store, vf(4))) == [device_of(uuid_of("a"))]
+    assert settle("a", text, planner(store, vf(4))) == []
 
 
 def test_loads_count_what_is_in_use_and_what_is_reserved() -> None:
     parents = (vf(4, free=False), vf(5), vf(4, gpu="0000:81:00.0"))
     found = placement.loads(parents, {"0000:41:00.5": 1024})
     assert found == {"0000:41:00.0": 3072, "0000:81:00.0": 0}
+
+
+@pytest.mark.parametrize("fork", ["new", "none", "refuse"])
+def test_r8_a_definition_that_comes_back_is_no_fork(store: Store, fork: str) -> None:
+    """Undefined and defined again, an old XML, a backup: whoever names that VF by now."""
+    attributes = f"fork='{fork}'"
+    (first,) = settle("a", asks("a", attributes=attributes), planner(store, vf(4)))
+    store.devices.keep_reservations(uuid_of("a"), [])
+    assign(store, "b", first)
+    old = asks("a", pci_hostdev(first), attributes=attributes, of="a")
+    settled = definitions.settle(old, planner(store, vf(4, free=False), vf(5)))
+    (kept,) = settled.requests
+    assert kept.fork == fork
+    (hostdev,) = domain.parse(settled.text).hostdevs
+    assert hostdev.address == "0000:41:00.5"
+
+
+def test_slots_of_one_domain_never_share_a_vf(store: Store) -> None:
+    two = domain_xml("a", {"0": PROFILE, "1": PROFILE}, hostdevs=[])
+    assert sorted(settle("a", two, planner(store, vf(4), vf(5)))) == [vf(4).name, vf(5).name]
+    with pytest.raises(VgpuError, match="no free instance"):
+        definitions.settle(
+            domain_xml("b", {"0": PROFILE, "1": PROFILE}, hostdevs=[]), planner(store, vf(4))
+        )
+
+
+def test_domains_that_share_a_vf_are_parted_when_others_are_free(store: Store) -> None:
+    for name in "abc":
+        settle(name, asks(name), planner(store, vf(4)))
+    plan = planner(store, vf(4), vf(5), vf(6))
+    (request,) = domain.parse(asks("a")).request
+    for name in "abc":
+        if not plan.usable((uuid_of(name), "0"), request):
+            settle(name, asks(name, pci_hostdev(vf(4).name)), plan)
+    named = [reservation.device for reservation in store.devices.reservations()]
+    assert len(set(named)) == 3
+    assert all(plan.usable((uuid_of(name), "0"), request) for name in "abc")
+
+
+def test_a_retained_vf_is_left_for_another(store: Store) -> None:
+    assign(store, "a", vf(4).name)
+    (row,) = store.all()
+    store.move(row, RETAINED, "retained", "EIO")
+    text = asks("a", pci_hostdev(vf(4).name), of="a")
+    assert settle("a", text, planner(store, vf(4, free=False), vf(5))) == [vf(5).name]
+
+
+def test_a_profile_of_two_frameworks_never_makes_an_mdev_parent_a_pci_device(
+    store: Store,
+) -> None:
+    kind = VgpuType(PROFILE, "NVIDIA L40S-2Q", "", "vfio-pci", 3, 0)
+    mdev = Parent("mdev", "0000:02:00.0", "0000:02:00.0", (kind,))
+    text = asks("a", pci_hostdev(vf(4).name), of="a")
+    assert settle("a", text, planner(store, mdev, vf(4, free=False))) == [vf(4).name]
+
+
+def test_a_request_is_kept_without_a_hostdev_while_the_vfs_are_off(store: Store) -> None:
+    off = Parent("vendor-vfio", "0000:41:00.0", "0000:41:00.0", (), (), "VFs off", "vfs-off")
+    settled = definitions.settle(asks("a"), planner(store, off))
+    assert (settled.changes, len(settled.requests)) == ((), 1)
+    (request,) = settled.requests
+    assert not planner(store, vf(4)).usable((uuid_of("a"), "0"), request)
+    assert settle("a", asks("a"), planner(store, vf(4))) == [vf(4).name]
+
+
+def test_nothing_is_reserved_for_xml_that_is_only_rendered(store: Store) -> None:
+    plan = Planner((vf(4),), store, "spread", lambda subject: frozenset(), reserve=False)
+    assert settle("a", asks("a"), plan) == [vf(4).name]
+    assert store.devices.reservations() == []
+
+
+def test_display_of_a_vf_is_not_written_since_libvirt_drops_it(store: Store) -> None:
+    text = asks("a", attributes="display='on'")
+    settled = definitions.settle(text, planner(store, vf(4)))
+    assert b'display="on"' not in settled.text.split(b"<devices>")[1]
+    assert definitions.settle(settled.text, planner(store, vf(4))).changes == ()

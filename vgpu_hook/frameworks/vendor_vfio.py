@@ -22,6 +22,7 @@ from vgpu_hook.model import (
     NoCapacity,
     NotAsAsked,
     Parent,
+    Unblamed,
     VgpuType,
 )
 from vgpu_hook.sysfs import Roots
@@ -98,7 +99,7 @@ class VendorVfio:
         folder = os.path.join(self._device(device), "nvidia")
         number = type_id.removeprefix(PREFIX)
         if (there := self.find(device)) is not None:
-            raise KernelError(f"{device} carries {there.type} already", code=errno.EEXIST)
+            raise Unblamed(f"{device} carries {there.type} already", code=errno.EEXIST)
         self._require_creatable(folder, device, number)
         try:
             sysfs.write_text(os.path.join(folder, "current_vgpu_type"), number)
@@ -112,8 +113,11 @@ class VendorVfio:
         if found.type != type_id:
             raise NotAsAsked(f"{device} was to be {type_id}, but is {found.type}", found.type)
         if params is not None:
-            # Without the newline NVIDIA's driver ignores it (oVirt/vdsm PR 92).
-            sysfs.write_text(os.path.join(folder, "vgpu_params"), f"{params}\n")
+            try:
+                # Without the newline NVIDIA's driver ignores it (oVirt/vdsm PR 92).
+                sysfs.write_text(os.path.join(folder, "vgpu_params"), f"{params}\n")
+            except KernelError as error:  # the request is at fault, not the VF
+                raise Unblamed(error.message, error.hint, error.code) from error
         return found
 
     def destroy(self, device: str, parent: str) -> None:

@@ -1,0 +1,227 @@
+"""The two frameworks of the test host, for tests that hold for both.
+
+mdev: the sample driver mtty. vendor-vfio: two GPUs of four VFs each (tests/testbed/gpu.py).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree.ElementTree import Element
+
+from tests.domains import device_of, uuid_of
+from tests.testbed.gpu import plug_gpus
+from tests.testbed.guests import domain_xml, mdev_hostdev, pci_hostdev
+from tests.testbed.host import IDLE_DISK, Host
+from tests.testhost.vms import HOLDER, definition_devices, qemu_pid
+
+FOREIGN = "11111111-2222-4333-8444-555555555555"
+MTTY_TYPES = "/sys/class/mdev_bus/mtty/mdev_supported_types"
+
+
+class Kind:
+    """One framework on one host: how to ask for a vGPU, and what the kernel says of it."""
+
+    name: str
+    profile: str
+    """What a host has room for several times."""
+    other: str
+    """Another one, that fits beside it."""
+    by_name: str
+    """The profile, as people read it."""
+    type_id: str
+
+    def __init__(self, host: Host) -> None:
+        self.host = host
+
+    def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
+        """Define a domain with these vGPUs attached; return their devices."""
+        raise NotImplementedError
+
+    def settled(self, name: str, count: int = 1) -> list[str]:
+        """Wait until the daemon has put a definition in order; return its devices."""
+        raise NotImplementedError
+
+    def present(self) -> list[str]:
+        """Return the vGPUs that the kernel has."""
+        raise NotImplementedError
+
+    def type_of(self, device: str) -> str:
+        """Return the type of a vGPU as the product names it."""
+        raise NotImplementedError
+
+    def group_of(self, device: str) -> str:
+        """Return the device file of a vGPU's IOMMU group."""
+        raise NotImplementedError
+
+    def fill(self) -> None:
+        """Leave room for one vGPU of the profile and no more, by hand."""
+        raise NotImplementedError
+
+    def empty(self) -> None:
+        """Undo `fill`."""
+        raise NotImplementedError
+
+    def foreign(self) -> tuple[str, Element]:
+        """Make a vGPU by hand; return it and a hostdev for it, without an alias."""
+        raise NotImplementedError
+
+    def remove(self, device: str) -> None:
+        """Take a vGPU away by hand."""
+        raise NotImplementedError
+
+    def hold(self, name: str, device: str) -> None:
+        """Have another process keep QEMU's handle on the device open; vms.let_go ends it."""
+        self.host.machine.write("/root/holder.py", HOLDER.encode())
+        pid, group = qemu_pid(self.host, name), self.group_of(device)
+        self.host.run(
+            "systemctl stop holder 2>/dev/null; rm -f /run/holder; systemd-run --quiet --collect"
+            " --unit=holder --property=StandardOutput=file:/run/holder"
+            f" python3 /root/holder.py {pid} {group}"
+        )
+        self.host.wait_for(
+            "the handle is held",
+            lambda: "held" in self.host.run("cat /run/holder", check=False).stdout,
+        )
+
+
+class MdevKind(Kind):
+    name = "mdev"
+    profile, other, by_name, type_id = "mtty-1", "mtty-2", "single port serial", "mtty-1"
+
+    def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
+        own = uuid_of(name)
+        devices = [device_of(own, str(slot)) for slot in range(len(profiles))]
+        hostdevs = [mdev_hostdev(d, alias=f"ua-vgpu-{n}") for n, d in enumerate(devices)]
+        asked = [{"profile": profile} for profile in profiles]
+        xml = domain_xml(name, uuid=own, disk=disk, profiles=asked, extra_hostdevs=hostdevs)
+        self.host.define(xml)
+        return devices
+
+    def settled(self, name: str, count: int = 1) -> list[str]:
+        own = self.host.virsh("domuuid", name).stdout.strip()
+        devices = [device_of(own, str(slot)) for slot in range(count)]
+        self.host.wait_for(
+            f"{name} has {devices}",
+            lambda: definition_devices(self.host, name) == devices,
+            timeout=600,
+        )
+        return devices
+
+    def present(self) -> list[str]:
+        return self.host.mdevs()
+
+    def type_of(self, device: str) -> str:
+        link = f"/sys/bus/mdev/devices/{device}/mdev_type"
+        return self.host.run(f"basename $(readlink {link})").stdout.strip()
+
+    def group_of(self, device: str) -> str:
+        return _group(self.host, f"/sys/bus/mdev/devices/{device}")
+
+    def foreign(self) -> tuple[str, Element]:
+        self.host.create_mdev(FOREIGN)
+        return FOREIGN, mdev_hostdev(FOREIGN)
+
+    def remove(self, device: str) -> None:
+        self.host.run(f"echo 1 > /sys/bus/mdev/devices/{device}/remove")
+
+    def fill(self) -> None:
+        create = f"{MTTY_TYPES}/mtty-1/create"
+        self.host.run(f"for i in $(seq 23); do cat /proc/sys/kernel/random/uuid > {create}; done")
+
+    def empty(self) -> None:
+        self.host.run("for d in /sys/bus/mdev/devices/*; do echo 1 > $d/remove; done")
+
+
+class VfKind(Kind):
+    name = "vendor-vfio"
+    profile, other, by_name, type_id = "1148", "1145", "nvidia l40s-2q", "nvidia-1148"
+
+    def __init__(self, host: Host) -> None:
+        super().__init__(host)
+        self.vfs = plug_gpus(host.machine, gpus=2, vfs=4)
+
+    def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
+        taken = {row["device"] for row in self._status()["assignments"]} | set(self.present())
+        free = [vf for vf in self.vfs if vf not in taken]
+        devices = free[: len(profiles)]
+        hostdevs = [pci_hostdev(d, alias=f"ua-vgpu-{n}") for n, d in enumerate(devices)]
+        asked = [{"profile": profile} for profile in profiles]
+        self.host.define(
+            domain_xml(name, uuid=uuid_of(name), disk=disk, profiles=asked, extra_hostdevs=hostdevs)
+        )
+        return self.settled(name, len(profiles))
+
+    def settled(self, name: str, count: int = 1) -> list[str]:
+        self.host.wait_for(
+            f"{name} names {count} VFs that are reserved for it",
+            lambda: self._reserved(name) == self._named(name) and len(self._named(name)) == count,
+            timeout=600,
+        )
+        return self._named(name)
+
+    def present(self) -> list[str]:
+        files = " ".join(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type" for vf in self.vfs)
+        lines = self.host.run(f"grep -H . {files}").stdout.splitlines()
+        return sorted(line.split("/")[5] for line in lines if not line.endswith(":0"))
+
+    def type_of(self, device: str) -> str:
+        file = f"/sys/bus/pci/devices/{device}/nvidia/current_vgpu_type"
+        return f"nvidia-{self.host.run(['cat', file]).stdout.strip()}"
+
+    def group_of(self, device: str) -> str:
+        return _group(self.host, f"/sys/bus/pci/devices/{device}")
+
+    def foreign(self) -> tuple[str, Element]:
+        self._set(self.vfs[:1], 1148)
+        return self.vfs[0], pci_hostdev(self.vfs[0])
+
+    def remove(self, device: str) -> None:
+        self._set([device], 0)
+
+    def fill(self) -> None:
+        """Each GPU but one VF of the first."""
+        self._set(self.vfs[1:], 1148)
+
+    def empty(self) -> None:
+        self._set(self.vfs[1:], 0)
+
+    def _set(self, vfs: list[str], number: int) -> None:
+        for vf in vfs:
+            self.host.run(f"echo {number} > /sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type")
+
+    def _named(self, name: str) -> list[str]:
+        """The VFs that a persistent definition names, by slot."""
+        script = (
+            "import sys, xml.etree.ElementTree as E\n"
+            "for h in E.parse(sys.stdin).iterfind('devices/hostdev[@type=\"pci\"]'):\n"
+            " a = h.find('source/address').attrib\n"
+            " p = [int(a[k], 16) for k in ('domain', 'bus', 'slot', 'function')]\n"
+            " print('%04x:%02x:%02x.%x' % tuple(p))\n"
+        )
+        self.host.machine.write("/root/named.py", script.encode())
+        return self.host.run(
+            ["sh", "-c", 'virsh dumpxml --inactive -- "$1" | python3 -I /root/named.py', "-", name]
+        ).stdout.split()
+
+    def _reserved(self, name: str) -> list[str]:
+        own = self.host.virsh("domuuid", name).stdout.strip()
+        query = (
+            "import sqlite3\n"
+            "c = sqlite3.connect('file:/var/lib/vgpu-hook/store.db?mode=ro', uri=True)\n"
+            f"q = 'SELECT device FROM reservation WHERE domain_uuid = ? ORDER BY slot'\n"
+            f"print(*[row[0] for row in c.execute(q, ('{own}',))])\n"
+        )
+        return self.host.run(["python3", "-I", "-c", query], check=False).stdout.split()
+
+    def _status(self) -> dict[str, Any]:
+        value: dict[str, Any] = json.loads(self.host.run("vgpu-hook status --format json").stdout)
+        return value
+
+
+KINDS: dict[str, type[Kind]] = {"mdev": MdevKind, "vendor-vfio": VfKind}
+
+
+def _group(host: Host, path: str) -> str:
+    link = host.run(["readlink", f"{path}/iommu_group"]).stdout.strip()
+    return f"/dev/vfio/{link.rsplit('/', 1)[1]}"
