@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 
 from vgpu_hook import config
 from vgpu_hook.config import Settings
+from vgpu_hook.model import plain_name
 from vgpu_hook.sysfs import Roots
 
 
@@ -90,7 +91,7 @@ def settings(text: str, path: str) -> Settings:
         runtime=paths.runtime,
         placement=file.policy.placement,
         hook_deadline=file.deadlines.hook,
-        unused_gpus=frozenset(name.casefold() for name, gpu in file.gpu.items() if not gpu.use),
+        unused_gpus=frozenset(plain_name(name) for name, gpu in file.gpu.items() if not gpu.use),
         uri=file.daemon.libvirt,
         reconcile_interval=file.daemon.reconcile,
         boot_commands=tuple(tuple(command) for command in file.boot.commands),

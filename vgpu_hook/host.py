@@ -52,7 +52,11 @@ class Host:
         self.boot_id = boot_id
         self.lock: tuple[int, ...] = ()
         """The lock under which the calls are made: a child that outlives us keeps it."""
-        frameworks: tuple[Framework, ...] = (Mdev(settings.roots), VendorVfio(settings.roots))
+        unused = settings.unused_gpus
+        frameworks: tuple[Framework, ...] = (
+            Mdev(settings.roots, unused),
+            VendorVfio(settings.roots, unused),
+        )
         self._frameworks = {framework.name: framework for framework in frameworks}
 
     def framework(self, name: str) -> Framework:
@@ -75,10 +79,7 @@ class Host:
 
     def parent(self, framework: str, name: str, deadline: Deadline) -> Parent:
         """Return one parent, without reading any other."""
-        parent = self._ask(f"reading {name}", deadline, self.framework(framework).parent, name)
-        if self._left_out(parent):
-            return parent._replace(types=(), problem="the configuration leaves this GPU out")
-        return parent
+        return self._ask(f"reading {name}", deadline, self.framework(framework).parent, name)
 
     def find(self, framework: str, device: str, deadline: Deadline) -> Found | None:
         """Return the device as the kernel has it now; None only if it is surely absent."""

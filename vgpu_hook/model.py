@@ -252,6 +252,16 @@ def shell_word(domain_name: str) -> str:
     return ("-- " if domain_name.startswith("-") else "") + shlex.quote(domain_name)
 
 
+def plain_name(text: str) -> str:
+    """Return a GPU's or VF's name in the kernel's form: `41:00.0`, and nvidia-smi's
+    `00000000:41:00.0`, are 0000:41:00.0. What is no PCI address is only put in lower case."""
+    parts = text.strip().casefold().split(":")
+    if len(parts) not in (2, 3) or "." not in parts[-1]:
+        return text.strip().casefold()
+    domain, bus, rest = parts if len(parts) == 3 else ["0", *parts]
+    return f"{domain.lstrip('0').zfill(4)}:{bus}:{rest}"
+
+
 def new_assignment(
     domain_uuid: str,
     domain_name: str,

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from vgpu_hook.model import VENDOR_VFIO, Parent, VgpuError, VgpuType
+from vgpu_hook.model import VENDOR_VFIO, Parent, VgpuError, VgpuType, plain_name
 
 
 class Candidate(NamedTuple):
@@ -60,7 +60,9 @@ def candidates(parents: Iterable[Parent], profile: str, gpu: str | None) -> list
 
 def on_gpu(parent: Parent, gpu: str | None) -> bool:
     """Tell whether a parent is, or belongs to, the GPU that a request is pinned to."""
-    return gpu is None or gpu.casefold() in (parent.gpu.casefold(), parent.name.casefold())
+    if gpu is None:
+        return True
+    return plain_name(gpu) in (parent.gpu.casefold(), parent.name.casefold())
 
 
 class Wishes(NamedTuple):

@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from vgpu_hook import config, context, report, store_file
-from vgpu_hook.model import Assignment, StoreError, VgpuError
+from vgpu_hook.model import Assignment, StoreError, VgpuError, plain_name
 from vgpu_hook.store_devices import Failure
 from vgpu_hook.tables import as_json, table
 
@@ -82,7 +82,7 @@ def quarantine(arguments: argparse.Namespace) -> int:
     opened = context.existing_store(settings)
     if arguments.clear is not None:
         for vf in arguments.clear:
-            if opened is None or not opened.devices.clear_failures(vf.lower()):
+            if opened is None or not opened.devices.clear_failures(plain_name(vf)):
                 raise VgpuError(f"no failure of {vf!r} is on record", "run: vgpu-hook quarantine")
             print(f"{vf} may be used again.")
         return 0
@@ -115,7 +115,9 @@ def explain(arguments: argparse.Namespace) -> int:
         raise VgpuError("nothing has been recorded yet", "start a domain that asks for a vGPU")
     lifecycle = context.lifecycle(settings, opened, "explain")
     subject = arguments.subject
-    value = report.explanation(lifecycle, opened, subject.lower(), context.uuids(subject, opened))
+    value = report.explanation(
+        lifecycle, opened, plain_name(subject), context.uuids(subject, opened)
+    )
     value["subject"] = subject
     if arguments.format == "json":
         print(as_json(value))

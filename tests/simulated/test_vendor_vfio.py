@@ -392,3 +392,19 @@ def test_two_slots_of_one_domain_on_one_vf_are_refused(product: Product) -> None
     assert answer.status == 1
     assert f"(slot '1'): {V4} is in use by domain 'a'" in answer.err
     assert types(product) == {}
+
+
+def test_a_gpu_that_is_left_out_is_not_even_read(product: Product) -> None:
+    product.configure(extra="[gpu.'00000000:41:00.0']\nuse = false")
+    product.sim.reset_reads()
+    answer = start(product, "a")
+    assert answer.status == 1
+    assert "no VF that can be a vGPU here" in answer.err
+    assert not [path for path in product.sim.reads() if "creatable" in path]
+    assert product.json("status")["gpus"] == []
+
+
+@pytest.mark.parametrize("gpu", ["0000:41:00.0", "41:00.0", "00000000:41:00.0"])
+def test_a_gpu_is_named_as_people_know_it(product: Product, gpu: str) -> None:
+    pinned = xml("a", V4, attributes=f"gpu='{gpu}'")
+    assert product.hook("a", "prepare", pinned) == (0, "", "")

@@ -6,6 +6,9 @@ from typing import Protocol
 
 from vgpu_hook.model import Found, Parent
 
+LEFT_OUT = "the configuration leaves this GPU out"
+"""The problem of a parent whose files are not even read: they may hang."""
+
 
 class Framework(Protocol):
     """What lifecycle needs of a framework. Every method may block: callers bound it."""

@@ -12,6 +12,7 @@ import os
 import re
 
 from vgpu_hook import sysfs
+from vgpu_hook.frameworks import LEFT_OUT
 from vgpu_hook.frameworks.handles import handles
 from vgpu_hook.model import MDEV, Found, KernelError, NoCapacity, NotAsAsked, Parent, VgpuType
 from vgpu_hook.sysfs import Roots
@@ -32,8 +33,9 @@ class Mdev:
     fixed = False
     destroy_tries = 1
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, unused: frozenset[str] = frozenset()) -> None:
         self._roots = roots
+        self._unused = unused
         self._bus = os.path.join(roots.sysfs, "class/mdev_bus")
         self._devices = os.path.join(roots.sysfs, "bus/mdev/devices")
 
@@ -117,6 +119,8 @@ class Mdev:
                 raise KernelError(f"{name}: its link in {self._bus} leads nowhere")
             physical = sysfs.link_target(os.path.join(folder, "physfn"))
             gpu = os.path.basename(physical) if physical else name
+            if {name.casefold(), gpu.casefold()} & self._unused:
+                raise KernelError(LEFT_OUT)
             supported = os.path.join(folder, "mdev_supported_types")
             types = tuple(
                 vgpu_type

@@ -13,7 +13,7 @@ import re
 from functools import lru_cache
 
 from vgpu_hook import sysfs
-from vgpu_hook.frameworks import gpus
+from vgpu_hook.frameworks import LEFT_OUT, gpus
 from vgpu_hook.frameworks.handles import handles
 from vgpu_hook.model import (
     VENDOR_VFIO,
@@ -48,13 +48,14 @@ class VendorVfio:
     fixed = True
     destroy_tries = 10
 
-    def __init__(self, roots: Roots) -> None:
+    def __init__(self, roots: Roots, unused: frozenset[str] = frozenset()) -> None:
         self._roots = roots
+        self._unused = unused
         self._devices = os.path.join(roots.sysfs, "bus/pci/devices")
 
     def parents(self) -> tuple[Parent, ...]:
         """Return every VF, and each GPU that offers none with the reason, in one pass."""
-        reading = _Reading(self._devices)
+        reading = _Reading(self._devices, self._unused)
         others: list[str] = []
         found = []
         for address in sysfs.entries(self._devices):
@@ -72,7 +73,7 @@ class VendorVfio:
 
     def parent(self, name: str) -> Parent:
         """Read one VF. What can't be read makes this VF unusable, and no other."""
-        return _Reading(self._devices).vf(name)
+        return _Reading(self._devices, self._unused).vf(name)
 
     def find(self, device: str, parent: str | None = None) -> Found | None:
         """Return the VF as a vGPU; None if it carries no type, or is gone with its type."""
@@ -148,8 +149,9 @@ class VendorVfio:
 class _Reading:
     """One pass over VFs: what they share is read, and parsed, once."""
 
-    def __init__(self, devices: str) -> None:
+    def __init__(self, devices: str, unused: frozenset[str]) -> None:
         self._devices = devices
+        self._unused = unused
         self._cards: dict[str, tuple[str, int]] = {}
 
     def vf(self, address: str) -> Parent:
@@ -163,6 +165,8 @@ class _Reading:
             if gpu not in self._cards:
                 self._cards[gpu] = gpus.card_and_node(os.path.join(self._devices, gpu))
             card, node = self._cards[gpu]
+            if {address, gpu} & self._unused:
+                raise KernelError(LEFT_OUT)
             current = sysfs.read_text(os.path.join(path, "nvidia/current_vgpu_type")) or ""
             if not current.isdecimal():
                 raise KernelError(f"{address}: current_vgpu_type reads {current[:80]!r}")
