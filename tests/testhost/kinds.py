@@ -5,15 +5,13 @@ mdev: the sample driver mtty. vendor-vfio: two GPUs of four VFs each (tests/test
 
 from __future__ import annotations
 
-import json
-from typing import Any
 from xml.etree.ElementTree import Element
 
 from tests.domains import device_of, uuid_of
 from tests.testbed.gpu import plug_gpus
 from tests.testbed.guests import domain_xml, mdev_hostdev, pci_hostdev
 from tests.testbed.host import IDLE_DISK, Host
-from tests.testhost.vms import HOLDER, definition_devices, qemu_pid
+from tests.testhost.vms import HOLDER, definition_devices, qemu_pid, query
 
 FOREIGN = "11111111-2222-4333-8444-555555555555"
 MTTY_TYPES = "/sys/class/mdev_bus/mtty/mdev_supported_types"
@@ -142,7 +140,8 @@ class VfKind(Kind):
         self.vfs = plug_gpus(host.machine, gpus=2, vfs=4)
 
     def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
-        taken = {row["device"] for row in self._status()["assignments"]} | set(self.present())
+        recorded = {row[0] for row in query(self.host, "SELECT device FROM assignment")}
+        taken = recorded | set(self.present())
         free = [vf for vf in self.vfs if vf not in taken]
         devices = free[: len(profiles)]
         hostdevs = [pci_hostdev(d, alias=f"ua-vgpu-{n}") for n, d in enumerate(devices)]
@@ -206,17 +205,8 @@ class VfKind(Kind):
 
     def _reserved(self, name: str) -> list[str]:
         own = self.host.virsh("domuuid", name).stdout.strip()
-        query = (
-            "import sqlite3\n"
-            "c = sqlite3.connect('file:/var/lib/vgpu-hook/store.db?mode=ro', uri=True)\n"
-            f"q = 'SELECT device FROM reservation WHERE domain_uuid = ? ORDER BY slot'\n"
-            f"print(*[row[0] for row in c.execute(q, ('{own}',))])\n"
-        )
-        return self.host.run(["python3", "-I", "-c", query], check=False).stdout.split()
-
-    def _status(self) -> dict[str, Any]:
-        value: dict[str, Any] = json.loads(self.host.run("vgpu-hook status --format json").stdout)
-        return value
+        where = f"WHERE domain_uuid = '{own}' ORDER BY slot"
+        return [row[0] for row in query(self.host, f"SELECT device FROM reservation {where}")]
 
 
 KINDS: dict[str, type[Kind]] = {"mdev": MdevKind, "vendor-vfio": VfKind}

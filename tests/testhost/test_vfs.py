@@ -11,7 +11,7 @@ from tests.testbed.gpu import DRIVER, Fault, current_type, set_fault, writes
 from tests.testbed.plugin import Show, Testbed
 from tests.testhost.kinds import VfKind
 from tests.testhost.twelve import run_twelve
-from tests.testhost.vms import assignments, define_request, status
+from tests.testhost.vms import assignments, define_request, query, status
 
 
 @pytest.fixture(scope="module")
@@ -25,23 +25,15 @@ def clean(vfs: VfKind) -> Iterator[None]:
     """Leave no fault, no domain and no memory of failures to the next test."""
     yield
     faults = "".join(f"echo {vf} none 0 > {DRIVER}/fault; " for vf in vfs.vfs)
-    clear = "".join(f"vgpu-hook quarantine --clear {vf}; " for vf in vfs.vfs if vf in _failed(vfs))
+    failed = [row[0] for row in query(vfs.host, "SELECT DISTINCT device FROM failure")]
+    clear = f"vgpu-hook quarantine --clear {' '.join(failed)}" if failed else ":"
     vfs.host.run(
         f"{faults} for d in $(virsh list --all --name); do virsh -q destroy $d 2>/dev/null;"
-        f" virsh -q undefine $d; done; {clear} vgpu-hook reconcile",
+        f" virsh -q undefine $d; done; {clear}",
         check=False,
     )
     vfs.host.wait_for("no record is left", lambda: assignments(vfs.host) == [], timeout=600)
     assert vfs.present() == []
-
-
-def _failed(vfs: VfKind) -> str:
-    query = (
-        "import sqlite3\n"
-        "c = sqlite3.connect('file:/var/lib/vgpu-hook/store.db?mode=ro', uri=True)\n"
-        "print(c.execute('SELECT group_concat(DISTINCT device) FROM failure').fetchone()[0])\n"
-    )
-    return vfs.host.run(["python3", "-I", "-c", query]).stdout
 
 
 def test_r12_a_late_release_writes_nothing(vfs: VfKind) -> None:

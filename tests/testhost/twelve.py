@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections import Counter
 
-from tests.testbed.host import Host
 from tests.testhost.kinds import VfKind
-from tests.testhost.vms import assignments, define_request
+from tests.testhost.vms import assignments, define_request, query
 
 LOOP = """\
 import glob, json, random, subprocess, sys, time
@@ -62,7 +61,8 @@ def run_twelve(vfs: VfKind, seconds: float) -> str:
 
     def over() -> bool:
         states = host.run("systemctl show -P SubState twelve-a twelve-b").stdout.split()
-        devices = [r["device"] for r in _rows(host) if r["state"] == "assigned"]
+        rows = query(host, "SELECT device FROM assignment WHERE state = 'assigned'")
+        devices = [row[0] for row in rows]
         assert len(devices) == len(set(devices)), "a VF is shared"
         return states == ["exited", "exited"]
 
@@ -84,10 +84,3 @@ def run_twelve(vfs: VfKind, seconds: float) -> str:
         f"12 domains on 8 VFs for {seconds:.0f} s: {done['start']} starts, {done['destroy']} stops;"
         f" {full} starts refused for lack of room, {done['early']} told to try again"
     )
-
-
-def _rows(host: Host) -> list[dict[str, str]]:
-    value: list[dict[str, str]] = json.loads(host.run("vgpu-hook status --format json").stdout)[
-        "assignments"
-    ]
-    return value
