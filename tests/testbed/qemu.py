@@ -6,12 +6,10 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 from tests.testbed.errors import TestbedError, tail
@@ -149,11 +147,10 @@ atexit.register(_stop_all)
 
 
 def _stop_on_sigterm() -> None:
-    """Make SIGTERM an ordinary exit, unless the program has its own idea of it."""
+    """Make SIGTERM what Ctrl-C is, unless the program has its own idea of it.
+
+    Not an ordinary exit: pytest takes that for one more test that fails, and goes on.
+    """
     main = threading.current_thread() is threading.main_thread()
     if main and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
-        signal.signal(signal.SIGTERM, _exit)
-
-
-def _exit(number: int, frame: FrameType | None) -> None:
-    sys.exit(128 + number)
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
