@@ -62,13 +62,13 @@ def domain_xml(
     asked = requests or {}
     metadata = ""
     if asked:
+        note = f" owner='{mark_of(owner)}'" if owner else ""
         vgpus = "".join(
-            f"<vgpu:vgpu name={quoteattr(slot)} profile={quoteattr(profile)} {attributes}/>"
+            f"<vgpu:vgpu name={quoteattr(slot)} profile={quoteattr(profile)} {attributes}{note}/>"
             for slot, profile in asked.items()
         )
-        note = f" owner='{mark_of(owner)}'" if owner else ""
         metadata = (
-            f"<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'{note}>"
+            "<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'>"
             f"{vgpus}</vgpu:vgpus></metadata>"
         )
     devices = hostdevs if hostdevs is not None else [hostdev(device_of(own, s), s) for s in asked]

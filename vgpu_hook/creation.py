@@ -40,6 +40,14 @@ from vgpu_hook.store_devices import CREATE, failure_of, quarantined
 TRIES_PER_PARENT = 2
 
 
+class _Taken(Exception):
+    """The device has come on record since it was looked at."""
+
+
+class _NoRoom(Exception):
+    """No parent will do."""
+
+
 class Creation:
     """Takes vGPUs for one start, by `deadline`.
 
@@ -90,7 +98,7 @@ class Creation:
 
     def _find(self, wanted: Wanted) -> Found | None:
         try:
-            return self._host.find(wanted.framework, wanted.device, self._deadline)
+            return self._host.find(wanted.framework, wanted.device, self._share(wanted))
         except (KernelError, DeadlineExceeded) as error:
             if self._host.framework(wanted.framework).fixed:
                 cause = f"{wanted.device} can't be read: {error.message}"
@@ -100,37 +108,49 @@ class Creation:
     def _intend(self, wanted: Wanted, failures: dict[str, list[str]]) -> Assignment:
         """Choose a parent and commit the intent; raise Refused if none will do."""
         request = wanted.request
+        serving = self._serving(wanted)
         found = [
             candidate
-            for candidate in placement.candidates(
-                self._serving(wanted), request.profile, request.gpu
-            )
-            if len(failures.get(candidate.parent.name, ())) < TRIES_PER_PARENT
+            for candidate in placement.candidates(serving, request.profile, request.gpu)
+            if candidate.parent.framework == wanted.framework
+            and len(failures.get(candidate.parent.name, ())) < TRIES_PER_PARENT
         ]
-        # What others hold is of interest for a refusal only.
-        fits = any(candidate.type.available for candidate in found)
-        parents = () if fits else self._parents()
         policy, nodes = request.placement or self._policy, self._nodes_of(wanted.domain)
-        rows = self._store.all()
 
         def choose(pending: list[Assignment]) -> Assignment:
-            for row in self._store.of_device(wanted.device):  # another start was quicker
-                raise wanted.refused(refusals.taken(row))
+            if any(self._store.of_device(wanted.device)):  # another start was quicker
+                raise _Taken
             wishes = Wishes(policy, nodes, Counter(row.parent for row in pending))
             best = placement.order(found, wishes)
             if not best:
-                tried = (text for texts in failures.values() for text in texts)
-                raise refusals.no_room(wanted, parents, rows, tried, self._avoided(wanted))
+                raise _NoRoom
             return self._row(wanted, best[0])
 
-        return self._store.intend(self._host.boot_id, choose)
+        try:
+            return self._store.intend(self._host.boot_id, choose)
+        except _NoRoom:
+            tried = (text for texts in failures.values() for text in texts)
+            fixed = self._host.framework(wanted.framework).fixed
+            parents = self._parents() if fixed else serving
+            own = serving[0] if fixed else None
+            rows, avoided = self._store.all(), self._avoided(wanted)
+            raise refusals.no_room(wanted, parents, rows, tried, avoided, own) from None
+        except _Taken:
+            rows = self._store.of_device(wanted.device)
+            raise self._unusable(wanted, refusals.taken(rows[0])) from None
+
+    def _share(self, wanted: Wanted) -> Deadline:
+        """Return the time for reading one VF: one that hangs must leave some to say what to do."""
+        fixed = self._host.framework(wanted.framework).fixed
+        return self._deadline.capped(self._deadline.remaining() / 4) if fixed else self._deadline
 
     def _serving(self, wanted: Wanted) -> tuple[Parent, ...]:
-        """Return the parents that can carry the device that the hostdev names."""
+        """Return the one VF that the hostdev names, or for an mdev the parents of the host."""
         if self._host.framework(wanted.framework).fixed:
-            one = self._host.parent(wanted.framework, wanted.device, self._deadline)
+            share = self._share(wanted)
+            one = self._host.parent(wanted.framework, wanted.device, share)
             return completed((one,), self._store.devices)
-        return tuple(p for p in self._parents() if p.framework == wanted.framework)
+        return self._parents()
 
     def _avoided(self, wanted: Wanted) -> frozenset[str]:
         """Return the VFs that planning would not give to this slot."""
@@ -208,7 +228,11 @@ class Creation:
 
     def _unusable(self, wanted: Wanted, cause: str) -> Refused:
         rows = self._store.all()
-        return refusals.unusable(wanted, cause, self._parents(), rows, self._avoided(wanted))
+        try:
+            parents = self._parents()
+        except DeadlineExceeded:
+            return wanted.refused(cause)
+        return refusals.unusable(wanted, cause, parents, rows, self._avoided(wanted))
 
     def _parents(self) -> tuple[Parent, ...]:
         return completed(self._host.parents(self._deadline), self._store.devices)

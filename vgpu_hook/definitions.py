@@ -94,9 +94,9 @@ def _unasked(subject: Domain, wanted: tuple[VgpuRequest, ...], plan: Plans) -> l
 
 
 def _what(subject: Domain, hostdev: Hostdev, inherited: bool) -> str:
-    if inherited:
-        return "a device of its own in place of an inherited one"
     there = subject.hostdev(hostdev.slot or "")
     if there is None or there.address == hostdev.address:
         return "a hostdev"
+    if inherited:
+        return "a device of its own in place of an inherited one"
     return f"{hostdev.address} in place of {there.address}"

@@ -30,7 +30,7 @@ from vgpu_hook.request import KNOWN, MAX_VGPUS, check_request, not_allowed
 REQUEST = f"{{{NAMESPACE}}}vgpus"
 VGPU = f"{{{NAMESPACE}}}vgpu"
 OWNER = "owner"
-"""Attribute of <vgpus>: the mark of the domain that its VFs were chosen for."""
+"""Attribute of <vgpu> that we write: the mark of the domain that its VF was chosen for."""
 
 
 def parse(text: bytes) -> Domain:
@@ -43,9 +43,8 @@ def parse(text: bytes) -> Domain:
         raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
     hostdevs = tuple(_hostdev(element) for element in root.iterfind("devices/hostdev"))
     nodes, cpus = _pinning(root)
-    container = _container(root)
-    owner = container.get(OWNER) if container is not None else None
-    return Domain(domain_uuid, name, _request(root, name), hostdevs, nodes, cpus, owner)
+    request = _request(root, name)
+    return Domain(domain_uuid, name, request, hostdevs, nodes, cpus, _marks(root, name))
 
 
 def is_ours(text: bytes) -> bool:
@@ -59,7 +58,7 @@ def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
     if request not in subject.request or subject.hostdev(request.slot) != hostdev:
         return False
     if hostdev.type == "pci":
-        return subject.owner == owner_mark(subject.uuid)
+        return subject.marks.get(request.slot) == owner_mark(subject.uuid)
     (element,) = _of_slot(_root(text), request.slot)[:1]
     return all(
         element.get(attribute) == wanted
@@ -105,10 +104,8 @@ def ensure_uuid(text: bytes) -> bytes:
 def attach(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
     """Put the request and its hostdev in the XML, in place of those of the same slot."""
     root = _root(text)
-    _set_request(root, request)
-    if hostdev.type == "pci":
-        subject_uuid = str(uuid.UUID(root.findtext("uuid")))
-        _container(root).set(OWNER, owner_mark(subject_uuid))
+    of_vf = hostdev.type == "pci"
+    _set_request(root, request, owner_mark(parse(text).uuid) if of_vf else None)
     devices = root.find("devices")
     if devices is None:
         devices = etree.SubElement(root, "devices")
@@ -206,7 +203,7 @@ def _request(root: Any, domain_name: str) -> tuple[VgpuRequest, ...]:
     found = []
     for slot, element in elements:
         for attribute in element.attrib:
-            if attribute not in KNOWN:
+            if attribute not in (*KNOWN, OWNER):
                 raise not_allowed(domain_name, attribute, element.get(attribute))
         asked = VgpuRequest(
             slot,
@@ -222,7 +219,13 @@ def _request(root: Any, domain_name: str) -> tuple[VgpuRequest, ...]:
     return tuple(found)
 
 
-def _set_request(root: Any, request: VgpuRequest) -> None:
+def _marks(root: Any, domain_name: str) -> dict[str, str]:
+    container = _container(root)
+    elements = _requests(container, domain_name) if container is not None else []
+    return {slot: mark for slot, element in elements if (mark := element.get(OWNER)) is not None}
+
+
+def _set_request(root: Any, request: VgpuRequest, mark: str | None) -> None:
     container = _container(root)
     if container is None:
         container = _new_container(root)
@@ -243,6 +246,7 @@ def _set_request(root: Any, request: VgpuRequest) -> None:
         "ramfb": request.ramfb,
         "params": request.params,
         "placement": request.placement,
+        OWNER: mark,
     }
     for attribute, value in values.items():
         if value is not None:

@@ -175,6 +175,8 @@ class Source:
     def _removed(self, connection: Any, domain: Any, alias: str, number: int) -> None:
         if alias.startswith(ALIAS_PREFIX):
             self._put(number, Event(UNPLUGGED, domain.UUIDString(), alias))
+            if number == self._number:
+                self.ask(REBALANCE)
 
 
 def _start_loop() -> None:

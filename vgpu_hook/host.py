@@ -36,9 +36,10 @@ T = TypeVar("T")
 TRY_PAUSE = 0.5
 """Seconds between tries to destroy a device."""
 
-PASSING = (0, errno.EBUSY, errno.EAGAIN, errno.EPERM)
-"""What a driver answers while it cleans up after QEMU (facts E2; EPERM: NVIDIA's 525 branch). 0 is
-a reset that has not been done yet."""
+LASTING = errno.EIO
+LASTING_TRIES = 3
+"""What drivers answer while they clean up after QEMU is not documented (facts E2; Proxmox tries
+again whatever it is). EIO is also what a VF says that is broken: it gets fewer tries."""
 
 TRYING_ENDS = 0.5
 """Of the deadline: what must be left for another try, so that the answer is never late."""
@@ -185,9 +186,9 @@ class Host:
                 framework.destroy(row.device, row.parent)
                 return verdict
             except KernelError as error:
+                tries = min(tries, LASTING_TRIES) if error.code == LASTING else tries
                 tries -= 1
-                lasting = error.code not in PASSING
-                if tries <= 0 or lasting or deadline.remaining() < deadline.seconds * TRYING_ENDS:
+                if tries <= 0 or deadline.remaining() < deadline.seconds * TRYING_ENDS:
                     raise
             time.sleep(TRY_PAUSE)
 

@@ -27,7 +27,6 @@ from vgpu_hook.model import (
     Assignment,
     DeadlineExceeded,
     Domain,
-    Found,
     Hostdev,
     KernelError,
     Parent,
@@ -38,15 +37,11 @@ from vgpu_hook.model import (
     new_assignment,
     shell_word,
 )
-from vgpu_hook.store import Store, made
+from vgpu_hook.store import Store
 from vgpu_hook.store_devices import RESET, failure_of
 
 TAKING_SHARE = 0.7
 """Of a start's time; the rest is kept for giving back what was taken (R11)."""
-
-
-RECALL_WAIT = 0.5
-"""Seconds. Who holds a domain's lock is at work on it: there is another pass."""
 
 
 class Context(NamedTuple):
@@ -114,8 +109,13 @@ class Lifecycle:
         return admission.Records(others, reserved)
 
     def _note(self, domain: Domain) -> None:
-        """Record what the domain asks for, and which VFs its definition names."""
-        self._store.domains.set_requests(domain.uuid, domain.name, domain.request)
+        """Record what the domain asks for, if it is new, and which VFs it names.
+
+        What the listener has on record stands: this may be an old definition, with which a
+        snapshot's VM is started before anybody hears of the revert (R9).
+        """
+        if not self._store.domains.requests(domain.uuid):
+            self._store.domains.set_requests(domain.uuid, domain.name, domain.request)
         for request in domain.request:
             hostdev = domain.hostdev(request.slot)
             if hostdev is not None and hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO]:
@@ -140,9 +140,8 @@ class Lifecycle:
         named = {hostdev.address for hostdev in domain.hostdevs}
         for row, share in self._shares(self._store.of_domain(domain.uuid), deadline):
             left = self._release(row, share)
-            # A VF that can't be released does not keep the domain from another one.
-            blocks = row.framework == MDEV or row.device in named
-            if left is not None and blocks and left.boot_id == self._host.boot_id:
+            # One that can't be released does not keep the domain from another one.
+            if left is not None and row.device in named and left.boot_id == self._host.boot_id:
                 raise Refused(
                     f"domain {domain.name!r}: the vGPU {row.device} of an earlier run can't be"
                     f" released: {left.reason}",
@@ -153,7 +152,8 @@ class Lifecycle:
         """Give a running domain one more vGPU, for hot-plug; or raise VgpuError."""
         with self._locked(domain.uuid, self._deadline):
             self._refuse_if_deleting(domain)
-            if any(row.slot == request.slot for row in self._store.of_domain(domain.uuid)):
+            rows = [r for r in self._store.of_domain(domain.uuid) if r.slot == request.slot]
+            if any(r.state != RETAINED or r.device == hostdev.address for r in rows):
                 raise VgpuError(
                     f"domain {domain.name!r} has a vGPU in slot {request.slot!r} already",
                     f"run: vgpu-hook explain {shell_word(domain.name)}",
@@ -179,27 +179,6 @@ class Lifecycle:
             row = self._store.adopt(row, f"{found.type} on {found.parent} was not on record")
             self._report("adopted", row)
             return row
-
-    def recall(self, device: str, type_id: str, *, dry_run: bool) -> Assignment | None:
-        """Put a VF that we gave this type in this boot, and that lost its record, back on record.
-
-        As retained, so that it is released by the guard's leave like any other (R6, R7). None if
-        nothing proves that it is ours.
-        """
-        boot_id = self._host.boot_id
-        entry = self._store.made_here(device, made(type_id, device), boot_id)
-        if entry is None:
-            return None
-        request = VgpuRequest(entry.slot, type_id)
-        found = Found(VENDOR_VFIO, device, device, type_id, ())
-        row = new_assignment(
-            entry.domain_uuid, entry.domain_name, request, found, type_id, boot_id, device
-        )
-        if dry_run:
-            return row
-        with self._locked(entry.domain_uuid, self._deadline.capped(RECALL_WAIT)):
-            again = self._store.made_here(device, made(type_id, device), boot_id)
-            return self._store.recall(row) if again == entry else None
 
     # -- stop, release ------------------------------------------------------------------
 

@@ -24,13 +24,14 @@ from vgpu_hook.model import (
     VENDOR_VFIO,
     Assignment,
     Domain,
-    Hostdev,
     VgpuError,
     VgpuRequest,
 )
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Finding, Reconciler
 from vgpu_hook.store import Store
+
+PCI = HOSTDEV_TYPE[VENDOR_VFIO]
 
 
 class Listener:
@@ -83,8 +84,8 @@ class Listener:
         """Point stopped domains to VFs that they could start on, away from those in use.
 
         Whenever a start or a release has changed what is free: so more domains can be defined than
-        there are VFs. Domains of mdevs are left as they are. `thorough`: also look for domains that
-        were defined while the host had no VF for them.
+        there are VFs. `thorough`: also on a host where no definition names a VF, for those that
+        were defined before it had any.
         """
         if not thorough and not self._store.devices.reservations():
             return
@@ -121,7 +122,7 @@ class Listener:
 
         R8: an inherited device is replaced by one of the domain's own.
         R9: after a snapshot was reverted to, what the domain asked for before stands.
-        What names its VFs as they were reserved is in order, unless it is to be `planned_anew`.
+        What has just what it was given is in order, unless it is to be `planned_anew`.
         """
         rows = self._store.of_domain(domain_uuid)
         known = self._store.domains.requests(domain_uuid)
@@ -135,18 +136,20 @@ class Listener:
             return  # UNDEFINED follows, or has been
         if not domain.is_ours(text) and not known:
             return
+        self._store.devices.keep_reservations(domain_uuid, [request.slot for request in known])
         if not planned_anew and self._is_in_order(text, known, rows):
             return
         if libvirt.is_active(found):
             for hostdev in hotplug.live(libvirt, found).hostdevs:
-                if hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO] and hostdev.slot is not None:
+                if hostdev.type == PCI and hostdev.slot is not None:
                     self._planner.hold(domain_uuid, hostdev.slot, hostdev.address)
         if libvirt.call(found, found.isPersistent):
             done = self._edit(libvirt, found, stands)
         else:
             done = definitions.settle(text, self._planner)._replace(changes=())
         self._store.domains.set_requests(domain_uuid, done.name, done.requests)
-        self._store.devices.keep_reservations(domain_uuid, [r.slot for r in done.requests])
+        of_vfs = [h.slot for h in domain.parse(done.text).hostdevs if h.type == PCI]
+        self._store.devices.keep_reservations(domain_uuid, [s for s in of_vfs if s is not None])
         for change in done.changes:
             self._store.note(domain_uuid, done.name, "definition", change)
             message = f"definition of {done.name!r}: {change}"
@@ -159,7 +162,7 @@ class Listener:
     def _is_in_order(
         self, text: bytes, known: tuple[VgpuRequest, ...], rows: list[Assignment]
     ) -> bool:
-        """Tell, without a look at the host, whether a definition names just what was reserved."""
+        """Tell, without a look at the host, whether a definition has just what it was given."""
         subject = domain.parse(text)
         slots = {hostdev.slot for hostdev in subject.hostdevs if hostdev.slot is not None}
         return (
@@ -168,14 +171,19 @@ class Listener:
             and self._store.domains.name_of(subject.uuid) == subject.name
             and slots == {request.slot for request in known}
             and slots >= {row.slot for row in rows}
-            and all(self._is_reserved(text, subject, request) for request in known)
+            and all(self._is_own(text, subject, request) for request in known)
         )
 
-    def _is_reserved(self, text: bytes, subject: Domain, request: VgpuRequest) -> bool:
-        device = self._store.devices.reserved(subject.uuid, request.slot)
-        kind = HOSTDEV_TYPE[VENDOR_VFIO]
-        own = Hostdev(kind, device or "", request.slot, None, "no")
-        return device is not None and domain.is_attached(text, request, own)
+    def _is_own(self, text: bytes, subject: Domain, request: VgpuRequest) -> bool:
+        """Tell whether the slot has its own mdev, or the VF that was reserved for it."""
+        there = subject.hostdev(request.slot)
+        if there is None or subject.inherits(there):
+            return False
+        if there.type == PCI:
+            device = self._store.devices.reserved(subject.uuid, request.slot)
+            there = there._replace(managed="no")
+            return device == there.address and domain.is_attached(text, request, there)
+        return domain.is_attached(text, request, there)
 
     def _edit(
         self, libvirt: Libvirt, found: Any, stands: tuple[VgpuRequest, ...] | None

@@ -48,13 +48,14 @@ def device_lock(runtime: str, device: str) -> Iterator[None]:
     """Hold a VF's lock, for a child that works on it. Raises Unblamed if another has it."""
     fd, path = _open(runtime, device)
     try:
-        _acquire(fd, path, Deadline(DEVICE_WAIT))
+        try:
+            _acquire(fd, path, Deadline(DEVICE_WAIT))
+        except DeadlineExceeded as error:
+            raise Unblamed(
+                f"another process is at work on {device}, and the kernel may not have answered it",
+                f"see who: fuser -v {path}",
+            ) from error
         yield
-    except DeadlineExceeded as error:
-        raise Unblamed(
-            f"another process is at work on {device}, and the kernel may not have answered it",
-            f"see who: fuser -v {path}",
-        ) from error
     finally:
         os.close(fd)
 

@@ -8,6 +8,8 @@ VM start with a vGPU would pay.
 from __future__ import annotations
 
 import uuid
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 NAMESPACE = "urn:vgpu-hook:domain:1"
@@ -131,8 +133,8 @@ class Domain(NamedTuple):
     """What a domain's XML says that matters here. `uuid` is in libvirt's lower-case form.
 
     `nodes` are the host's NUMA nodes that its memory is bound to, `cpus` the CPUs that its
-    vCPUs are pinned to; empty if they are not. `owner` is the mark of the domain that its VFs
-    were chosen for (owner_mark), as noted beside the request; None if none were.
+    vCPUs are pinned to; empty if they are not. `marks` say by slot which domain a VF was chosen for
+    (owner_mark), as noted in the request.
     """
 
     uuid: str
@@ -141,7 +143,7 @@ class Domain(NamedTuple):
     hostdevs: tuple[Hostdev, ...]
     nodes: frozenset[int] = frozenset()
     cpus: frozenset[int] = frozenset()
-    owner: str | None = None
+    marks: Mapping[str, str] = MappingProxyType({})
 
     def inherits(self, hostdev: Hostdev) -> bool:
         """Tell whether a hostdev under our alias was given to the domain that this was made from.
@@ -150,7 +152,7 @@ class Domain(NamedTuple):
         definitions: there the mark does, which a fork's XML carries along.
         """
         if hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO]:
-            return self.owner not in (None, owner_mark(self.uuid))
+            return self.marks.get(hostdev.slot or "") not in (None, owner_mark(self.uuid))
         return hostdev.address != derive_device_uuid(self.uuid, hostdev.slot or "")
 
     def hostdev(self, slot: str) -> Hostdev | None:

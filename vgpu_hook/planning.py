@@ -1,15 +1,16 @@
 """Which hostdev a definition should have for each request, on this host as it is now.
 
 mdev: the UUID derived from the domain and the slot, whatever the host holds. Vendor-VFIO: a VF,
-reserved in the store; the one that the domain has is kept for as long as it can be used, else
-another one that is free takes its place, so that more domains can be defined than there are VFs.
+reserved in the store; the one that the domain has is kept while it can be used and is its own, or
+no other is free. Else another one takes its place, so that more domains can be defined than there
+are VFs.
 Never calls libvirt and writes nothing but reservations.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from vgpu_hook import placement
 from vgpu_hook.definitions import Plan
@@ -105,17 +106,23 @@ class Planner:
         A VF that it could start on, and that no other definition names if there are enough.
         """
         offers = self._offering(request, VENDOR_VFIO)
+        on_mdev = bool(self._offering(request, MDEV))
         named = self._named.get(slot)
-        if named is None:  # defined while the host had no such VF
-            return not offers or bool(self._offering(request, MDEV))
-        return self._is_good(named, slot, self._room(slot, offers))
+        if named is None:  # an mdev, or it was defined while the host had no such VF
+            return not offers or on_mdev or request.fork == "refuse"
+        if not offers:  # the host may have changed its framework
+            return not on_mdev
+        return self._is_good(named, slot, self._room(slot, offers, ()))
 
     def _is_good(self, device: str, slot: Slot, room: list[Candidate]) -> bool:
-        names = {candidate.parent.name for candidate in room}
-        if device not in names:
-            return not names
+        """Tell whether the domain should keep the VF, which others may name too."""
+        there = next((c.parent for c in room if c.parent.name == device), None)
+        if there is None:
+            return not room
         others = self._others(slot)
-        return not others[device] or all(others[name] for name in names)
+        # A better one is no farther away, and nobody's.
+        near = [c.parent for c in room if there.node in (-1, c.parent.node)]
+        return not others[device] or all(others[parent.name] for parent in near)
 
     def _framework(self, there: Hostdev | None, request: VgpuRequest) -> str | None:
         """Return the framework that serves the request: what is there stays, if it can.
@@ -134,15 +141,14 @@ class Planner:
         """Return the VF, and reserve it; raise if the profile is not offered by any."""
         slot = (subject.uuid, request.slot)
         offers = self._offering(request, VENDOR_VFIO)
-        room = self._room(slot, offers)
-        current = self._named.get(slot) or named
-        if current in self._siblings(slot):
-            current = None
-        device = self._runs_on.get(slot)
-        if device is None and current is not None and self._is_good(current, slot, room):
-            device = current
+        siblings = self._siblings(slot, subject)
+        room = self._room(slot, offers, siblings)
+        known = [vf for vf in (named, self._named.get(slot)) if vf and vf not in siblings]
+        device = self._runs_on.get(slot) or next(
+            (vf for vf in known if self._is_good(vf, slot, room)), None
+        )
         if device is None:
-            device = self._best(subject, request, offers, room) or current
+            device = self._best(subject, request, offers, room) or next(iter(known), None)
         if device is None:
             raise placement.why_not(self._parents, request.profile, request.gpu)
         if self._store is not None:
@@ -161,20 +167,23 @@ class Planner:
         slot = (subject.uuid, request.slot)
         others = self._others(slot)
         if not room:
-            siblings = self._siblings(slot)
+            siblings = self._siblings(slot, subject)
             names = [o.parent.name for o in offers if o.parent.name not in siblings]
             return min(names, key=lambda name: (others[name], name), default=None)
         policy = request.placement or self._policy
         wishes = Wishes(policy, self._nodes_of(subject), others, self._loads(offers, others))
         return placement.order(room, wishes)[0].parent.name
 
-    def _room(self, slot: Slot, offers: list[Candidate]) -> list[Candidate]:
+    def _room(
+        self, slot: Slot, offers: list[Candidate], siblings: Collection[str]
+    ) -> list[Candidate]:
         """Return the VFs that the domain could start on now.
 
         Left out: VFs that anybody has on record (this domain too, if it could not release it), that
-        other slots of the domain name, that are in quarantine, or that failed for this very slot.
+        other slots of the domain name (`siblings`), that are in quarantine, or that failed for this
+        very slot.
         """
-        siblings = self._siblings(slot)
+        siblings = {*siblings, *self._siblings(slot, None)}
         return [offer for offer in offers if self._is_free(offer, slot, siblings)]
 
     def _is_free(self, offer: Candidate, slot: Slot, siblings: set[str]) -> bool:
@@ -196,9 +205,10 @@ class Planner:
             self._offers[key] = placement.candidates(self._parents, *key)
         return [offer for offer in self._offers[key] if offer.parent.framework == framework]
 
-    def _siblings(self, slot: Slot) -> set[str]:
-        """Return the VFs that the domain's other slots name."""
-        return {
+    def _siblings(self, slot: Slot, subject: Domain | None) -> set[str]:
+        """Return the VFs that the domain's other slots were given, or name in its XML."""
+        named = {h.address for h in subject.hostdevs if h.slot != slot[1]} if subject else set()
+        return named | {
             device
             for (domain_uuid, name), device in self._named.items()
             if domain_uuid == slot[0] and name != slot[1]

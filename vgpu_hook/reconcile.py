@@ -74,6 +74,7 @@ class Reconciler:
         self._lifecycle_for = lifecycle_for
         self._ask_libvirt = ask_libvirt
         self._ask_live = ask_live
+        self._seen: dict[str, Domain | None] = {}
         self._dry_run = dry_run
 
     def run(self) -> list[Finding]:
@@ -109,7 +110,7 @@ class Reconciler:
         """Tell of a running domain's vGPU that it no longer has: the event was missed."""
         if not seconds_since(row.changed) - YOUNG >= 0:
             return False
-        live = self._ask_live(row.domain_uuid)
+        live = self._live(row.domain_uuid)
         return live is not None and row.device not in {h.address for h in live.hostdevs}
 
     def _judge(self, rows: list[Assignment]) -> list[Finding]:
@@ -174,26 +175,28 @@ class Reconciler:
     def _adopt_vf(
         self, device: str, parent: Parent, domains: Domains | None, rows: list[Assignment]
     ) -> Finding:
-        """Adopt a VF that a running domain of ours has; take back what we made and nobody uses."""
+        """Adopt a VF that a running domain of ours has; report any other that carries a type."""
         if domains is None:
             return Finding(device, "", "kept", "libvirt can't be asked who has it")
-        kind = parent.current or "a type"
+        unknown = None
         for uuid, known in domains.items():
-            live = self._ask_live(uuid) if known.active else None
+            live = self._live(uuid) if known.active else None
             if known.active and live is None:
-                return Finding(device, known.name, "kept", "can't tell whether its domain has it")
+                unknown = known.name
             for hostdev in live.hostdevs if live is not None else ():
-                if hostdev.address == device:
+                if live is not None and hostdev.address == device:
                     return self._adopt_from(live, hostdev, rows)
-        try:
-            ours = self._lifecycle_for().recall(device, kind, dry_run=self._dry_run)
-        except VgpuError as error:
-            return Finding(device, "", "kept", error.message)
-        if ours is None:
-            why = f"it carries {kind}, which is not on record as made by vgpu-hook in this boot"
-            return Finding(device, "", "left alone", why)
-        rows.append(ours)
-        return Finding(device, ours.domain_name, "recorded", "it was made by vgpu-hook")
+        if unknown is not None:
+            return Finding(device, unknown, "kept", "can't tell whether its domain has it")
+        kind = parent.current or "a type"
+        why = f"it carries {kind}, and is on nobody's record"
+        return Finding(device, "", "left alone", why)
+
+    def _live(self, domain_uuid: str) -> Domain | None:
+        """Return what a running domain has, asked once; None if that can't be told."""
+        if domain_uuid not in self._seen:
+            self._seen[domain_uuid] = self._ask_live(domain_uuid)
+        return self._seen[domain_uuid]
 
     def _adopt_from(self, live: Domain | None, hostdev: Hostdev, rows: list[Assignment]) -> Finding:
         """Adopt a VF that a running domain has for a request of its own."""

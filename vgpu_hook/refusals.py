@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from vgpu_hook import placement
 from vgpu_hook.admission import attach_command
+from vgpu_hook.frameworks import LEFT_OUT
 from vgpu_hook.model import VENDOR_VFIO, Assignment, Domain, Parent, Refused, VgpuRequest
 
 
@@ -54,8 +55,12 @@ def no_room(
     rows: Iterable[Assignment],
     tried: Iterable[str],
     avoided: frozenset[str],
+    own: Parent | None,
 ) -> Refused:
-    """Return the refusal when no parent will do. `tried` are the kernel's answers so far."""
+    """Return the refusal when no parent will do.
+
+    `tried` are the kernel's answers so far; `own` is the VF that the definition names, if it does.
+    """
     request = wanted.request
     holders = {row.device: row.domain_name for row in rows}
     why = placement.why_not(parents, request.profile, request.gpu, holders)
@@ -64,7 +69,7 @@ def no_room(
     if answers and _with_room(wanted, parents):
         text = f"no vGPU of profile {request.profile!r} could be made: {answers}"
     if wanted.framework == VENDOR_VFIO:
-        text = _about_vf(wanted, parents) or text
+        text = _about_vf(wanted, parents, own) or text
         if _others(wanted, parents, avoided.union(holders)):
             return _elsewhere(wanted, text)
     return wanted.refused(text, why.hint)
@@ -85,8 +90,10 @@ def _elsewhere(wanted: Wanted, cause: str) -> Refused:
     )
 
 
-def _about_vf(wanted: Wanted, parents: tuple[Parent, ...]) -> str:
+def _about_vf(wanted: Wanted, parents: tuple[Parent, ...], own: Parent | None) -> str:
     """Say what is wrong with the VF itself; empty if it is not the VF."""
+    if own is not None and own.problem == LEFT_OUT:
+        return f"{wanted.device} can't be used: {LEFT_OUT}"
     vf = next((p for p in parents if p.name == wanted.device and not p.state), None)
     if vf is None or vf.framework != wanted.framework:
         return f"its hostdev names {wanted.device}, which is no VF that can be a vGPU here"
@@ -105,5 +112,6 @@ def _with_room(wanted: Wanted, parents: tuple[Parent, ...]) -> list[str]:
 
 def _others(wanted: Wanted, parents: tuple[Parent, ...], but: frozenset[str]) -> list[str]:
     """Return the other VFs that are free and that it would fit on."""
+    own = {hostdev.address for hostdev in wanted.domain.hostdevs}
     names = _with_room(wanted, parents)
-    return [name for name in names if name != wanted.device and name not in but]
+    return [name for name in names if name not in own and name not in but]

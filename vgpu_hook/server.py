@@ -27,7 +27,7 @@ ACCEPT_PAUSE = 0.05
 
 
 class Server:
-    """Accepts calls until it is stopped, and calls `after` when one has been answered."""
+    """Accepts calls until it is stopped, and calls `after` when one has been done."""
 
     def __init__(self, listener: socket.socket, after: Callable[[], None]) -> None:
         self._listener = listener

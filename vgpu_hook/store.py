@@ -32,8 +32,6 @@ from vgpu_hook.store_domains import DomainRecords
 
 HISTORY_KEPT = 50_000
 INTENT = "intent to create"
-ENDS = ("released", "create failed", "superseded")
-"""Events after which a device is no longer ours."""
 
 _COLUMNS = ", ".join(Assignment._fields)
 
@@ -92,12 +90,6 @@ class Store:
                 self._record(old, "superseded", "its device was adopted by a later start")
             return self._insert(row._replace(state=ASSIGNED, reason=""), "adopted", detail)
 
-    def recall(self, row: Assignment) -> Assignment:
-        """Record a device that we made and that has no record any more, to be released."""
-        reason = "it still carries the type that it was given"
-        with self._database.transaction():
-            return self._insert(row._replace(state=RETAINED, reason=reason), "recalled")
-
     def move(self, row: Assignment, state: str, event: str, reason: str = "") -> Assignment | None:
         """Take the row to another state; None if it is no longer as `row` has it (R12)."""
         changed = now()
@@ -123,21 +115,6 @@ class Store:
             corrected = row._replace(type=type_id)
             self._record(corrected, "read back", f"{type_id} instead of {row.type}")
             return corrected
-
-    def made_here(self, device: str, what: str, boot_id: str) -> HistoryEntry | None:
-        """Return the intent by which we made `what` (see `made`) of the device in this boot.
-
-        None unless it is the last thing that we know of the device, and nothing is on record of it
-        now: after a release it may be anybody's.
-        """
-        if self.of_device(device):
-            return None
-        entries = [entry for entry in self.history(device, ()) if entry.boot_id == boot_id]
-        last = entries[-1] if entries else None
-        if last is None or last.event in ENDS:
-            return None
-        intents = [e for e in entries if e.event == INTENT and e.generation == last.generation]
-        return next((entry for entry in intents if entry.detail == what), None)
 
     def forget(self, row: Assignment, event: str, detail: str = "") -> bool:
         """Delete the row, because its device is gone; False if it has changed since (R12)."""
@@ -216,7 +193,7 @@ class Store:
             row[1:],
         )
         row = row._replace(generation=int(done.lastrowid or 0))
-        self._record(row, event, detail or made(row.type, row.parent))
+        self._record(row, event, detail or f"{row.type} on {row.parent}")
         return row
 
     def _delete(self, row: Assignment) -> None:
@@ -245,8 +222,3 @@ class Store:
         )
         oldest = int(done.lastrowid or 0) - HISTORY_KEPT
         self._database.execute("DELETE FROM history WHERE id <= ?", (oldest,))
-
-
-def made(type_id: str, parent: str) -> str:
-    """Return how the history says what was made where."""
-    return f"{type_id} on {parent}"

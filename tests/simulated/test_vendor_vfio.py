@@ -399,7 +399,7 @@ def test_a_gpu_that_is_left_out_is_not_even_read(product: Product) -> None:
     product.sim.reset_reads()
     answer = start(product, "a")
     assert answer.status == 1
-    assert "no VF that can be a vGPU here" in answer.err
+    assert "the configuration leaves this GPU out" in answer.err
     assert not [path for path in product.sim.reads() if "creatable" in path]
     assert product.json("status")["gpus"] == []
 
@@ -408,3 +408,24 @@ def test_a_gpu_that_is_left_out_is_not_even_read(product: Product) -> None:
 def test_a_gpu_is_named_as_people_know_it(product: Product, gpu: str) -> None:
     pinned = xml("a", V4, attributes=f"gpu='{gpu}'")
     assert product.hook("a", "prepare", pinned) == (0, "", "")
+
+
+def test_a_vf_that_hangs_is_named_and_so_is_the_way_out(product: Product) -> None:
+    product.configure(deadline=12)
+    product.sim.fault("read", f"*{V4}*current_vgpu_type", "hang")
+    answer = start(product, "a")
+    assert answer.status == 1
+    assert f"{V4} can't be read" in answer.err
+    assert "another VF is free" in answer.err
+    product.sim.heal()
+
+
+def test_the_only_free_vf_is_not_offered_if_the_other_slot_names_it(product: Product) -> None:
+    for vf in (V6, "0000:41:00.7", *(f"0000:41:01.{n}" for n in range(4))):
+        product.sim.assign(vf, 1145)
+    start(product, "b", V4)
+    hostdevs = [pci_hostdev(V4, "0"), pci_hostdev(V5, "1")]
+    twice = domain_xml("a", {"0": "1148", "1": "1148"}, hostdevs=hostdevs)
+    answer = product.hook("a", "prepare", twice)
+    assert answer.status == 1
+    assert "another VF is free" not in answer.err

@@ -253,3 +253,48 @@ def test_display_of_a_vf_is_not_written_since_libvirt_drops_it(store: Store) -> 
     settled = definitions.settle(text, planner(store, vf(4)))
     assert b'display="on"' not in settled.text.split(b"<devices>")[1]
     assert definitions.settle(settled.text, planner(store, vf(4))).changes == ()
+
+
+def test_r8_each_slot_of_a_fork_has_its_own_policy(store: Store) -> None:
+    """Giving one slot of a clone a VF of its own does not make the others the clone's."""
+    plan = planner(store, vf(4), vf(5), vf(6))
+    parent = domain_xml("parent", {"0": PROFILE, "1": PROFILE}, hostdevs=[])
+    parent = parent.replace(b'name="0"', b'name="0" fork="refuse"')
+    first = definitions.settle(parent, plan)
+    names = (uuid_of("parent").encode(), uuid_of("fork").encode())
+    fork = first.text.replace(*names).replace(b">parent<", b">fork<")
+    for _ in range(2):
+        settled = definitions.settle(fork, plan)
+        fork = settled.text
+        subject = domain.parse(fork)
+        assert [subject.inherits(hostdev) for hostdev in subject.hostdevs] == [True, False]
+        assert len({hostdev.address for hostdev in subject.hostdevs}) == 2
+
+
+def test_a_domain_moves_to_mdev_with_its_host_and_leaves_no_mark(store: Store) -> None:
+    settle("a", asks("a"), planner(store, vf(4)))
+    settled = definitions.settle(asks("a"), planner(store, vf(4)))
+    kind = VgpuType(PROFILE, "NVIDIA L40S-2Q", "", "vfio-pci", 3, 0)
+    mdev = planner(store, Parent("mdev", "0000:41:00.0", "0000:41:00.0", (kind,)))
+    (request,) = settled.requests
+    assert not mdev.usable((uuid_of("a"), "0"), request)
+    assert settle("a", settled.text, mdev) == [device_of(uuid_of("a"))]
+    assert domain.parse(definitions.settle(settled.text, mdev).text).marks == {}
+
+
+def test_a_vf_that_is_shared_is_kept_when_only_farther_ones_are_free(store: Store) -> None:
+    pinned = b"<numatune><memory mode='strict' nodeset='0'/></numatune><vcpu>"
+    near, far = vf(4, node=0), vf(4, gpu="0000:81:00.0", node=1)
+    plan = planner(store, near, far)
+    (request,) = domain.parse(asks("a")).request
+    for name in "ab":
+        assert settle(name, asks(name).replace(b"<vcpu>", pinned), plan) == [near.name]
+        assert plan.usable((uuid_of(name), "0"), request)
+
+
+def test_a_vf_that_a_user_has_chosen_by_hand_is_kept_if_it_is_good(store: Store) -> None:
+    (first,) = settle("a", asks("a"), planner(store, vf(4), vf(5), vf(6)))
+    other = next(vf(n).name for n in (4, 5, 6) if vf(n).name != first)
+    assert settle(
+        "a", asks("a", pci_hostdev(other), of="a"), planner(store, vf(4), vf(5), vf(6))
+    ) == [other]
