@@ -5,6 +5,7 @@ mdev: the sample driver mtty. vendor-vfio: two GPUs of four VFs each (tests/test
 
 from __future__ import annotations
 
+import json
 from xml.etree.ElementTree import Element
 
 from tests.domains import device_of, uuid_of
@@ -15,6 +16,24 @@ from tests.testhost.vms import HOLDER, definition_devices, qemu_pid, query
 
 FOREIGN = "11111111-2222-4333-8444-555555555555"
 MTTY_TYPES = "/sys/class/mdev_bus/mtty/mdev_supported_types"
+
+NAMED = """\
+import json, sqlite3, subprocess, sys, xml.etree.ElementTree as E
+xml = subprocess.run(["virsh", "dumpxml", "--inactive", "--", sys.argv[1]], capture_output=True)
+top = E.fromstring(xml.stdout)
+keys = ("domain", "bus", "slot", "function")
+sources = [h.find("source/address").attrib for h in top.iterfind("devices/hostdev[@type='pci']")]
+named = ["%04x:%02x:%02x.%x" % tuple(int(a[k], 16) for k in keys) for a in sources]
+given = []
+try:
+    c = sqlite3.connect("file:/var/lib/vgpu-hook/store.db?mode=ro", uri=True, timeout=60)
+    q = "SELECT device FROM reservation WHERE domain_uuid = ? ORDER BY slot"
+    given = [row[0] for row in c.execute(q, (top.findtext("uuid"),))]
+except sqlite3.OperationalError:
+    pass
+print(json.dumps([named, given]))
+"""
+"""Prints the VFs that a definition names, by slot, and those that are reserved for it."""
 
 
 class Kind:
@@ -138,6 +157,7 @@ class VfKind(Kind):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.vfs = plug_gpus(host.machine, gpus=2, vfs=4)
+        host.machine.write("/root/named.py", NAMED.encode())
 
     def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
         recorded = {row[0] for row in query(self.host, "SELECT device FROM assignment")}
@@ -152,12 +172,17 @@ class VfKind(Kind):
         return self.settled(name, len(profiles))
 
     def settled(self, name: str, count: int = 1) -> list[str]:
-        self.host.wait_for(
-            f"{name} names {count} VFs that are reserved for it",
-            lambda: self._reserved(name) == self._named(name) and len(self._named(name)) == count,
-            timeout=600,
-        )
-        return self._named(name)
+        found: list[str] = []
+
+        def reserved() -> bool:
+            printed = self.host.run(["python3", "-I", "/root/named.py", name]).stdout
+            named, given = json.loads(printed)
+            found[:] = named
+            return len(named) == count and named == given
+
+        what = f"{name} names {count} VFs that are reserved for it"
+        self.host.wait_for(what, reserved, timeout=600)
+        return found
 
     def present(self) -> list[str]:
         files = " ".join(f"/sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type" for vf in self.vfs)
@@ -188,25 +213,6 @@ class VfKind(Kind):
     def _set(self, vfs: list[str], number: int) -> None:
         for vf in vfs:
             self.host.run(f"echo {number} > /sys/bus/pci/devices/{vf}/nvidia/current_vgpu_type")
-
-    def _named(self, name: str) -> list[str]:
-        """The VFs that a persistent definition names, by slot."""
-        script = (
-            "import sys, xml.etree.ElementTree as E\n"
-            "for h in E.parse(sys.stdin).iterfind('devices/hostdev[@type=\"pci\"]'):\n"
-            " a = h.find('source/address').attrib\n"
-            " p = [int(a[k], 16) for k in ('domain', 'bus', 'slot', 'function')]\n"
-            " print('%04x:%02x:%02x.%x' % tuple(p))\n"
-        )
-        self.host.machine.write("/root/named.py", script.encode())
-        return self.host.run(
-            ["sh", "-c", 'virsh dumpxml --inactive -- "$1" | python3 -I /root/named.py', "-", name]
-        ).stdout.split()
-
-    def _reserved(self, name: str) -> list[str]:
-        own = self.host.virsh("domuuid", name).stdout.strip()
-        where = f"WHERE domain_uuid = '{own}' ORDER BY slot"
-        return [row[0] for row in query(self.host, f"SELECT device FROM reservation {where}")]
 
 
 KINDS: dict[str, type[Kind]] = {"mdev": MdevKind, "vendor-vfio": VfKind}
