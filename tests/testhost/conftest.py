@@ -8,6 +8,7 @@ from tests.testbed.plugin import Testbed
 from tests.testhost.kinds import KINDS, Kind
 
 
+@pytest.hookimpl(tryfirst=True)  # before xdist reads the groups
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Keep what shares a clean host on one worker: each worker has a test host of its own."""
     for item in items:

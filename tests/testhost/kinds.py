@@ -71,8 +71,8 @@ class Kind:
         """Return the device file of a vGPU's IOMMU group."""
         raise NotImplementedError
 
-    def fill(self) -> None:
-        """Leave room for one vGPU of the profile and no more, by hand."""
+    def fill(self, device: str) -> None:
+        """Leave room for one vGPU of the profile and no more, by hand: for this one."""
         raise NotImplementedError
 
     def empty(self) -> None:
@@ -142,7 +142,7 @@ class MdevKind(Kind):
     def remove(self, device: str) -> None:
         self.host.run(f"echo 1 > /sys/bus/mdev/devices/{device}/remove")
 
-    def fill(self) -> None:
+    def fill(self, device: str) -> None:
         create = f"{MTTY_TYPES}/mtty-1/create"
         self.host.run(f"for i in $(seq 23); do cat /proc/sys/kernel/random/uuid > {create}; done")
 
@@ -157,6 +157,7 @@ class VfKind(Kind):
     def __init__(self, host: Host) -> None:
         super().__init__(host)
         self.vfs = plug_gpus(host.machine, gpus=2, vfs=4)
+        self._filled: list[str] = []
         host.machine.write("/root/named.py", NAMED.encode())
 
     def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
@@ -203,12 +204,12 @@ class VfKind(Kind):
     def remove(self, device: str) -> None:
         self._set([device], 0)
 
-    def fill(self) -> None:
-        """Each GPU but one VF of the first."""
-        self._set(self.vfs[1:], 1148)
+    def fill(self, device: str) -> None:
+        self._filled = [vf for vf in self.vfs if vf != device]
+        self._set(self._filled, 1148)
 
     def empty(self) -> None:
-        self._set(self.vfs[1:], 0)
+        self._set(self._filled, 0)
 
     def _set(self, vfs: list[str], number: int) -> None:
         for vf in vfs:
