@@ -35,7 +35,7 @@ libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its
 	$(PYTEST) tests/libvirt
 
 testhost: setup  ## Tests on a real kernel, in a VM
-	$(PYTEST) --numprocesses 2 --dist loadgroup tests/testhost
+	$(PYTEST) --numprocesses 2 --dist loadfile tests/testhost
 
 soak: setup  ## Long runs on the test host: ten minutes and more
 	$(PYTEST) tests/soak

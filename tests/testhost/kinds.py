@@ -8,9 +8,6 @@ from __future__ import annotations
 import json
 from xml.etree.ElementTree import Element
 
-import pytest
-from _pytest.mark import ParameterSet
-
 from tests.domains import device_of, uuid_of
 from tests.testbed.gpu import plug_gpus
 from tests.testbed.guests import domain_xml, mdev_hostdev, pci_hostdev
@@ -225,11 +222,3 @@ KINDS: dict[str, type[Kind]] = {"mdev": MdevKind, "vendor-vfio": VfKind}
 def _group(host: Host, path: str) -> str:
     link = host.run(["readlink", f"{path}/iommu_group"]).stdout.strip()
     return f"/dev/vfio/{link.rsplit('/', 1)[1]}"
-
-
-def on(name: str) -> ParameterSet:
-    """Return the parameter that runs a test with this kind, on the worker that has its host.
-
-    Each worker of xdist has a test host of its own: what shares a clean one stays together.
-    """
-    return pytest.param(name, marks=pytest.mark.xdist_group(name), id=name)

@@ -12,7 +12,7 @@ from tests.testbed.gpu import enable_vfs
 from tests.testbed.guests import domain_xml, mdev_hostdev, pci_hostdev
 from tests.testbed.host import IDLE_DISK, IMAGES, PROJECT
 from tests.testbed.plugin import Show
-from tests.testhost.kinds import Kind, on
+from tests.testhost.kinds import Kind
 from tests.testhost.vms import (
     assignments,
     define_request,
@@ -300,7 +300,7 @@ def test_managed_save_gives_the_vgpu_back_and_start_takes_the_same(kind: Kind) -
     assert kind.present() == []
 
 
-@pytest.mark.parametrize("kind", [on("mdev")], indirect=True, scope="module")
+@pytest.mark.parametrize("kind", ["mdev"], indirect=True, scope="module")
 def test_200_events_in_random_order_and_ten_reconnects_end_in_agreement(kind: Kind) -> None:
     """VFs have twelve domains on eight instead: test_vfs.py."""
     host = kind.host

@@ -13,8 +13,6 @@ from tests.testhost.kinds import VfKind
 from tests.testhost.twelve import run_twelve
 from tests.testhost.vms import assignments, define_request, query, status
 
-pytestmark = pytest.mark.xdist_group("vfs")
-
 
 @pytest.fixture(scope="module")
 def vfs(testbed: Testbed) -> VfKind:
