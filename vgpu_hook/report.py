@@ -50,8 +50,13 @@ def assignments(rows: list[Assignment]) -> list[Value]:
     return [{key: value for key, value in row._asdict().items() if value} for row in rows]
 
 
-def profiles(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[Value]:
-    """Return each type of each GPU: what is free now, and why not if nothing is."""
+def profiles(
+    parents: tuple[Parent, ...], rows: list[Assignment], states: list[Value]
+) -> list[Value]:
+    """Return each type of each GPU: what is free now, and why not if nothing is.
+
+    `states` are those of gpu_states for the same parents.
+    """
     found: dict[tuple[str, str], Value] = {}
     for parent in parents:
         for vgpu_type in parent.types:
@@ -72,11 +77,9 @@ def profiles(parents: tuple[Parent, ...], rows: list[Assignment]) -> list[Value]
             entry["free"] += vgpu_type.available
             entry["in_use"] += vgpu_type.in_use
             entry["candidates"].append(Candidate(parent, vgpu_type))
-    by_gpu: dict[str, list[Parent]] = {}
-    for parent in parents:
-        by_gpu.setdefault(parent.gpu, []).append(parent)
+    by_gpu = _by_gpu(parents)
     holders = {row.device: row.domain_name for row in rows}
-    room = {gpu["gpu"]: gpu["free"] for gpu in gpu_states(parents)}
+    room = {gpu["gpu"]: gpu["free"] for gpu in states}
     for entry in found.values():
         those = entry.pop("candidates")
         size, left = entry["framebuffer"], room[entry["gpu"]]
@@ -99,10 +102,14 @@ def gpu_states(parents: tuple[Parent, ...]) -> list[Value]:
     `total` is the largest type that the card is known to have. `stranded` is what is free and no
     type that can be made now could use.
     """
-    by_gpu: dict[str, list[Parent]] = {}
+    return [_gpu_state(gpu, those) for gpu, those in _by_gpu(parents).items()]
+
+
+def _by_gpu(parents: tuple[Parent, ...]) -> dict[str, list[Parent]]:
+    found: dict[str, list[Parent]] = {}
     for parent in parents:
-        by_gpu.setdefault(parent.gpu, []).append(parent)
-    return [_gpu_state(gpu, those) for gpu, those in by_gpu.items()]
+        found.setdefault(parent.gpu, []).append(parent)
+    return found
 
 
 def _gpu_state(gpu: str, parents: list[Parent]) -> Value:

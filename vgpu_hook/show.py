@@ -60,10 +60,15 @@ def status(arguments: argparse.Namespace) -> int:
 def profiles(arguments: argparse.Namespace) -> int:
     """Show which profiles fit where, now, and the state of each GPU."""
     settings = config.load()
-    opened = context.existing_store(settings)
+    try:
+        opened = context.existing_store(settings)
+        rows = opened.all() if opened is not None else []
+    except StoreError as error:  # it adds names only: what the cards offer is asked of the kernel
+        print(f"warning: {error}", file=sys.stderr)
+        opened, rows = None, []
     parents = context.parents(settings, opened)
-    found = report.profiles(parents, opened.all() if opened is not None else [])
     gpus = report.gpu_states(parents)
+    found = report.profiles(parents, rows, gpus)
     if arguments.format == "json":
         print(as_json({"profiles": found, "gpus": gpus}))
     else:

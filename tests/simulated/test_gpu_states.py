@@ -129,3 +129,13 @@ def test_both_frameworks_on_one_host(product: Product) -> None:
     assert sorted(product.rows("framework")) == [("mdev",), ("vendor-vfio",)]
     gpus = product.json("status")["gpus"]
     assert {found["framework"] for found in gpus} == {"mdev", "vendor-vfio"}
+
+
+@pytest.mark.simhost("l40s")
+def test_a_broken_store_does_not_keep_profiles_from_answering(product: Product) -> None:
+    product.state.mkdir()
+    (product.state / "store.db").write_bytes(b"no database")
+    answer = product.command("profiles")
+    assert answer.status == 0
+    assert "NVIDIA L40S-48Q" in answer.out
+    assert "warning: store" in answer.err
