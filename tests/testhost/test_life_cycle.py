@@ -225,8 +225,9 @@ def test_r12_a_late_event_does_not_touch_what_a_later_start_made(kind: Kind) -> 
 
 def test_vms_go_on_when_libvirtd_or_the_daemon_or_both_are_restarted(kind: Kind) -> None:
     host = kind.host
-    devices = [kind.define(f"on{number}", kind.profile)[0] for number in range(2)]
-    for number in range(2):
+    devices = []
+    for number in range(2):  # one after the other: what nobody runs on may be given to both
+        devices += kind.define(f"on{number}", kind.profile)
         host.virsh("start", f"on{number}")
     pids = [qemu_pid(host, f"on{number}") for number in range(2)]
     for units in ("libvirtd", "vgpu-hookd", "libvirtd vgpu-hookd"):
