@@ -21,8 +21,8 @@ GREETING_WAIT = 2.0
 
 def ask(
     runtime: str, arguments: tuple[str, ...], xml: bytes, deadline: Deadline
-) -> tuple[int, str] | None:
-    """Return the call's exit status and stderr; None if the caller must do it itself.
+) -> protocol.Answer | None:
+    """Return the daemon's answer; None if the caller must do it itself.
 
     Raises DeadlineExceeded if the daemon has the call but has not answered in time.
     """
@@ -38,8 +38,9 @@ def ask(
             encoded = [argument.encode("utf-8", "surrogateescape") for argument in arguments]
             connection.settimeout(deadline.remaining() or 0.001)
             connection.sendall(protocol.frame(b"%d" % deadline.expiry_ms(), *encoded, xml))
-            status, stderr = protocol.parts(_rest(connection, deadline))
-            return int(status), stderr.decode("utf-8", "backslashreplace")
+            status, stderr, output = protocol.parts(_rest(connection, deadline))
+            text = stderr.decode("utf-8", "backslashreplace")
+            return protocol.Answer(int(status), text, output)
         except TimeoutError:
             raise DeadlineExceeded(
                 f"vgpu-hookd has not answered within {deadline.seconds:.3g} s",

@@ -8,14 +8,13 @@ Formats: libvirt's docs/formatdomain.rst; design, section 3; facts C1 and C5.
 
 from __future__ import annotations
 
-import re
 import uuid
 from typing import Any
 
 from lxml import etree
 
+from vgpu_hook import hostdevs
 from vgpu_hook.model import (
-    ALIAS_PREFIX,
     NAMESPACE,
     Domain,
     DomainXmlError,
@@ -41,15 +40,10 @@ def parse(text: bytes) -> Domain:
         domain_uuid = str(uuid.UUID(root.findtext("uuid") or ""))
     except ValueError:
         raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
-    hostdevs = tuple(_hostdev(element) for element in root.iterfind("devices/hostdev"))
+    found = tuple(hostdevs.read(element) for element in root.iterfind("devices/hostdev"))
     nodes, cpus = _pinning(root)
     request = _request(root, name)
-    return Domain(domain_uuid, name, request, hostdevs, nodes, cpus, _marks(root, name))
-
-
-def is_ours(text: bytes) -> bool:
-    """Tell whether the XML may hold a request or a hostdev of ours, without parsing it."""
-    return NAMESPACE.encode() in text or ALIAS_PREFIX.encode() in text
+    return Domain(domain_uuid, name, request, found, nodes, cpus, _marks(root, name))
 
 
 def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
@@ -59,7 +53,7 @@ def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
         return False
     if hostdev.type == "pci":
         return subject.marks.get(request.slot) == owner_mark(subject.uuid)
-    (element,) = _of_slot(_root(text), request.slot)[:1]
+    (element,) = hostdevs.of_slot(_root(text), request.slot)[:1]
     return all(
         element.get(attribute) == wanted
         for attribute in ("display", "ramfb")
@@ -69,7 +63,7 @@ def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
 
 def hostdev_xml(request: VgpuRequest, hostdev: Hostdev) -> bytes:
     """Return the <hostdev> alone, for hot-plug."""
-    data: bytes = etree.tostring(_hostdev_element(request, hostdev), encoding="UTF-8")
+    data: bytes = etree.tostring(hostdevs.make(request, hostdev), encoding="UTF-8")
     return data
 
 
@@ -109,10 +103,10 @@ def attach(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
     devices = root.find("devices")
     if devices is None:
         devices = etree.SubElement(root, "devices")
-    old = _of_slot(root, request.slot)
-    element = _hostdev_element(request, hostdev)
+    old = hostdevs.of_slot(root, request.slot)
+    element = hostdevs.make(request, hostdev)
     if old:
-        _keep_guest_side(old[0], element)
+        hostdevs.keep_guest_side(old[0], element)
         element.tail = old[0].tail
         devices.replace(old[0], element)
         for other in old[1:]:
@@ -122,10 +116,23 @@ def attach(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
     return _text(root)
 
 
+def repoint(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
+    """Point the slot's hostdev to another device, and put the request as it is now.
+
+    For the XML of a saved or migrating VM: nothing that its guest sees may change (facts A6).
+    """
+    root = _root(text)
+    of_vf = hostdev.type == "pci"
+    _set_request(root, request, owner_mark(parse(text).uuid) if of_vf else None)
+    for element in hostdevs.of_slot(root, request.slot):
+        hostdevs.point(element, hostdev)
+    return _text(root)
+
+
 def detach(text: bytes, slot: str) -> bytes:
     """Take the slot's request and hostdev out of the XML."""
     root = _root(text)
-    for element in _of_slot(root, slot):
+    for element in hostdevs.of_slot(root, slot):
         _remove(element)
     container = _container(root)
     if container is not None:
@@ -270,62 +277,6 @@ def _new_container(root: Any) -> Any:
     return container
 
 
-def _hostdev(element: Any) -> Hostdev:
-    alias = element.find("alias")
-    name = alias.get("name", "") if alias is not None else ""
-    slot = name[len(ALIAS_PREFIX) :] if name.startswith(ALIAS_PREFIX) else None
-    kind = element.get("type", "")
-    address = element.find("source/address")
-    text = ""
-    if address is not None and kind == "mdev":
-        text = _uuid_text(address.get("uuid", ""))
-    elif address is not None and kind == "pci":
-        text = _pci_text(address)
-    managed = element.get("managed", "no") if kind == "pci" else None
-    return Hostdev(kind, text, slot, element.get("model"), managed)
-
-
-def _uuid_text(text: str) -> str:
-    """Return the UUID in the kernel's form; libvirt's own parser is as liberal (facts C1)."""
-    try:
-        return str(uuid.UUID(re.sub(r"[\s-]", "", text)))
-    except ValueError:
-        return text
-
-
-def _pci_text(address: Any) -> str:
-    try:
-        parts = [int(address.get(key, "0"), 0) for key in ("domain", "bus", "slot", "function")]
-    except ValueError:
-        return ""
-    return "{:04x}:{:02x}:{:02x}.{:x}".format(*parts)
-
-
-def _hostdev_element(request: VgpuRequest, hostdev: Hostdev) -> Any:
-    element = etree.Element("hostdev", mode="subsystem", type=hostdev.type, managed="no")
-    if hostdev.type == "mdev":
-        element.set("model", hostdev.model or "vfio-pci")
-        # Of a PCI hostdev libvirt drops them before 10.3 (facts C3).
-        for attribute in ("display", "ramfb"):
-            value = getattr(request, attribute)
-            if value is not None:
-                element.set(attribute, value)
-    source = etree.SubElement(element, "source")
-    etree.SubElement(source, "address", _address(hostdev))
-    etree.SubElement(element, "alias", name=f"{ALIAS_PREFIX}{request.slot}")
-    etree.indent(element, level=2)
-    return element
-
-
-def _address(hostdev: Hostdev) -> dict[str, str]:
-    """Return the attributes of the <source>'s address."""
-    if hostdev.type == "mdev":
-        return {"uuid": hostdev.address}
-    rest, _, function = hostdev.address.rpartition(".")
-    names = ("domain", "bus", "slot", "function")
-    return dict(zip(names, (f"0x{part}" for part in (*rest.split(":"), function)), strict=True))
-
-
 def _pinning(root: Any) -> tuple[frozenset[int], frozenset[int]]:
     """Return the NUMA nodes and the CPUs of the host that the domain is bound to, if it is."""
     memory = root.find("numatune/memory")
@@ -335,26 +286,6 @@ def _pinning(root: Any) -> tuple[frozenset[int], frozenset[int]]:
     if not pins and vcpu is not None:
         pins = [vcpu.get("cpuset", "")]
     return numbers(nodes), frozenset().union(*map(numbers, pins))
-
-
-def _keep_guest_side(old: Any, new: Any) -> None:
-    """Carry over what the guest sees (address, boot order, ROM): only the source changes."""
-    for attribute in ("display", "ramfb"):
-        if attribute in old.attrib and attribute not in new.attrib:
-            new.set(attribute, old.get(attribute))
-    for child in list(old):
-        if child.tag not in ("source", "alias"):
-            child.tail = None
-            new.append(child)
-
-
-def _of_slot(root: Any, slot: str) -> list[Any]:
-    return [
-        element
-        for element in root.iterfind("devices/hostdev")
-        if (alias := element.find("alias")) is not None
-        and alias.get("name") == f"{ALIAS_PREFIX}{slot}"
-    ]
 
 
 def _insert_after(place: Any, element: Any) -> None:

@@ -1,9 +1,11 @@
 """The hook's own process: asks the daemon to do a call, or does it: `python3 -I -m vgpu_hook.hook`.
 
 hooks/qemu runs it for domains with a request, with libvirt's arguments (NAME OP SUBOP EXTRA) and
-the domain's XML on stdin. Exit status: 0, or REFUSED with one line on stderr for a start that must
-not go on. Imports little before the daemon has been asked: every VM start with a vGPU pays for
-it. Does not filter domains without a request quickly: hooks/qemu did that before.
+the domain's XML on stdin. Exit status: 0, or REFUSED with one line on stderr for a start, a restore
+or an arrival that must not go on. Prints the XML to go on with, if it is not the one that was
+given. Imports little before the daemon has been asked: every VM start with a vGPU pays for
+it. Does not filter domains without a request quickly: hooks/qemu did that before; it hands on
+restores alone, since a saved image may be older than the request.
 """
 
 from __future__ import annotations
@@ -13,25 +15,40 @@ import time
 
 from vgpu_hook import client, config
 from vgpu_hook.bounded import Deadline
-from vgpu_hook.model import ConfigError, DeadlineExceeded
+from vgpu_hook.model import ConfigError, DeadlineExceeded, is_ours
+from vgpu_hook.protocol import Answer
 
 REFUSED = 10
 """hooks/qemu turns it into 1. Python's own failures exit with other numbers."""
 
 START = "prepare"
 STOPS = ("stopped", "release")
+RESTORE = "restore"
+ARRIVALS = (RESTORE, "migrate")
+"""What they print is the XML that libvirt goes on with (facts A6)."""
 
 
 def main(arguments: list[str] | None = None, xml: bytes | None = None) -> int:
     """Serve one call of the hook; return its exit status."""
     given = tuple(sys.argv[1:] if arguments is None else arguments)
-    if operation_of(given) not in (START, *STOPS):
+    operation = operation_of(given)
+    if operation not in (START, *STOPS, *ARRIVALS):
         return 0
     text = sys.stdin.buffer.read() if xml is None else xml
-    status, stderr = _answer(given, text)
-    if stderr:
-        print(stderr, file=sys.stderr)
-    return status
+    if is_ours(text):
+        answer = _answer(given, text)
+    elif operation == RESTORE:
+        from vgpu_hook import operations
+
+        answer = operations.restored_without_request(text)
+    else:
+        return 0
+    if answer.stderr:
+        print(answer.stderr, file=sys.stderr)
+    if answer.output:
+        sys.stdout.buffer.write(answer.output)
+        sys.stdout.buffer.flush()
+    return answer.status
 
 
 def operation_of(arguments: tuple[str, ...]) -> str:
@@ -39,8 +56,8 @@ def operation_of(arguments: tuple[str, ...]) -> str:
     return arguments[1] if len(arguments) > 1 else ""
 
 
-def _answer(arguments: tuple[str, ...], xml: bytes) -> tuple[int, str]:
-    """Return the exit status and the line for stderr: the daemon's, else our own."""
+def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
+    """Return the daemon's answer, else our own."""
     begun = time.monotonic()
     try:
         settings = config.load()

@@ -10,13 +10,13 @@ import contextlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from vgpu_hook import admission, guard
+from vgpu_hook import admission, arrival, guard
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.catalogue import completed
 from vgpu_hook.config import Settings
 from vgpu_hook.creation import Creation
 from vgpu_hook.host import Host
-from vgpu_hook.locks import domain_lock
+from vgpu_hook.locks import domain_lock, planning_lock
 from vgpu_hook.log import Log
 from vgpu_hook.model import (
     HOSTDEV_TYPE,
@@ -37,6 +37,7 @@ from vgpu_hook.model import (
     new_assignment,
     shell_word,
 )
+from vgpu_hook.planning import Planner
 from vgpu_hook.store import Store
 from vgpu_hook.store_devices import RESET, failure_of
 
@@ -147,6 +148,23 @@ class Lifecycle:
                     f" released: {left.reason}",
                     f"run: vgpu-hook explain {row.device}",
                 )
+
+    def arrive(self, domain: Domain, text: bytes, *, restored: bool) -> bytes:
+        """Return the XML of a VM that wakes up here, with devices of this host; or raise Refused.
+
+        R9: a saved image (`restored`) comes back on what the domain has by now, never on what is
+        embedded in it. R8: as a fork, on devices of its own. Nothing is made: `prepare` follows.
+        """
+        known = restored and self._store.domains.name_of(domain.uuid) is not None
+        stands = self._store.domains.requests(domain.uuid) if known else None
+        parents = self.parents()
+        with planning_lock(self._settings.runtime, self._deadline):
+            planner = Planner(parents, self._store, self._settings.placement, self._nodes_of)
+            done = arrival.rewrite(text, domain, planner, stands)
+        for change in done.changes:
+            why = "restored" if restored else "migrated"
+            self._store.note(domain.uuid, domain.name, why, change)
+        return done.text
 
     def take(self, domain: Domain, request: VgpuRequest, hostdev: Hostdev) -> Assignment:
         """Give a running domain one more vGPU, for hot-plug; or raise VgpuError."""
@@ -264,6 +282,9 @@ class Lifecycle:
     def parents(self) -> tuple[Parent, ...]:
         """Return the host's parents as they are now."""
         return completed(self._host.parents(self._deadline), self._store.devices)
+
+    def _nodes_of(self, domain: Domain) -> frozenset[int]:
+        return self._host.nodes_of(domain, self._deadline)
 
     # -- inside -------------------------------------------------------------------------
 

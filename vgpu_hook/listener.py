@@ -26,6 +26,7 @@ from vgpu_hook.model import (
     Domain,
     VgpuError,
     VgpuRequest,
+    is_ours,
 )
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Finding, Reconciler
@@ -134,7 +135,7 @@ class Listener:
             text = libvirt.definition(found)
         except NoDomain:
             return  # UNDEFINED follows, or has been
-        if not domain.is_ours(text) and not known:
+        if not is_ours(text) and not known:
             return
         self._store.devices.keep_reservations(domain_uuid, [request.slot for request in known])
         if not planned_anew and self._is_in_order(text, known, rows):

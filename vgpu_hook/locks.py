@@ -43,6 +43,14 @@ def domain_lock(runtime: str, domain_uuid: str, deadline: Deadline) -> Iterator[
         os.close(fd)
 
 
+def planning_lock(runtime: str, deadline: Deadline) -> contextlib.AbstractContextManager[int]:
+    """Hold the lock of those who choose VFs for VMs that start right after: no two get the same.
+
+    Raises as domain_lock does.
+    """
+    return domain_lock(runtime, "planning", deadline)
+
+
 @contextlib.contextmanager
 def device_lock(runtime: str, device: str) -> Iterator[None]:
     """Hold a VF's lock, for a child that works on it. Raises Unblamed if another has it."""

@@ -247,6 +247,11 @@ class Assignment(NamedTuple):
     changed: str
 
 
+def is_ours(text: bytes) -> bool:
+    """Tell whether a domain's XML may hold a request or a hostdev of ours, without parsing it."""
+    return NAMESPACE.encode() in text or ALIAS_PREFIX.encode() in text
+
+
 def shell_word(domain_name: str) -> str:
     """Return a domain's name as the last word of a shell command, for hints."""
     import shlex  # only needed when something is refused

@@ -1,8 +1,8 @@
 """One call of the hook: libvirt's operations, turned into calls of lifecycle.
 
 The same functions serve the daemon and, when it does not answer, the hook's own process
-(hook.py). Whatever happens becomes an exit status and a line: 0, or REFUSED with the reason for
-a start that must not go on. Never calls libvirt.
+(hook.py). Whatever happens becomes an Answer: exit status 0, or REFUSED with the reason for what
+must not go on. Never calls libvirt.
 """
 
 from __future__ import annotations
@@ -10,16 +10,17 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from vgpu_hook import bounded, config, domain, log, store_file
+from vgpu_hook import arrival, bounded, config, domain, log, store_file
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.config import Settings
-from vgpu_hook.hook import REFUSED, START, STOPS, operation_of
+from vgpu_hook.hook import ARRIVALS, REFUSED, RESTORE, START, STOPS, operation_of
 from vgpu_hook.host import Host
 from vgpu_hook.lifecycle import Context, Lifecycle
-from vgpu_hook.model import DeadlineExceeded, Domain, VgpuError
+from vgpu_hook.model import DeadlineExceeded, Domain, Refused, VgpuError, VgpuRequest
+from vgpu_hook.protocol import Answer
 
-Run = Callable[[str, Domain, Settings], None]
-"""Does an operation for a domain."""
+Run = Callable[[str, Domain, bytes, Settings], bytes]
+"""Does an operation for a domain with this XML; returns the XML to go on with, or nothing."""
 
 WORK_SHARE = 0.8
 """Of the deadline, for the work; what is left is for giving up on it in good order."""
@@ -28,18 +29,17 @@ LAST_WORDS = 0.1
 """Of the deadline, for marking what was given up on."""
 
 
-def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> tuple[int, str]:
-    """Return the exit status and the line for stderr of a call, which `run` does.
+def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> Answer:
+    """Return the answer to a call, which `run` does.
 
-    Refuses a start, with the reason for virsh; lets everything else go on (R3).
+    Refuses a start or an arrival, with the reason for virsh; lets everything else go on (R3).
     """
     operation = operation_of(arguments)
-    if operation not in (START, *STOPS):
-        return 0, ""
+    if operation not in (START, *STOPS, *ARRIVALS):
+        return Answer(0)
     name = repr(arguments[0])
     try:
-        _serve(operation, xml, run)
-        return 0, ""
+        return Answer(0, "", _serve(operation, xml, run))
     except VgpuError as error:
         text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
@@ -47,73 +47,98 @@ def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> tuple[int, str]:
     return failure(operation, arguments[0], text)
 
 
-def work(operation: str, subject: Domain, settings: Settings, seconds: float) -> None:
-    """Do what the operation asks for, in `seconds`: the same for the hook and for the daemon."""
+def work(operation: str, subject: Domain, xml: bytes, settings: Settings, seconds: float) -> bytes:
+    """Do what the operation asks for, in `seconds`: the same for the hook and for the daemon.
+
+    Returns the XML to go on with if it is not the one that was given, else nothing.
+    """
     deadline = Deadline(seconds)
     opened = store_file.open_store(
-        settings.state, operation, wait=settings.hook_deadline / 4, create=operation == START
+        settings.state, operation, wait=settings.hook_deadline / 4, create=operation not in STOPS
     )
     if opened is None:  # no store: nothing was ever assigned
-        return
+        return b""
     try:
         host = Host(settings, settings.roots.boot_id())
         events = log.JournalLog(settings.roots.journal, operation)
         lifecycle = Lifecycle(Context(settings, host, opened, events, deadline))
+        if operation in ARRIVALS:
+            text = lifecycle.arrive(subject, xml, restored=operation == RESTORE)
+            return text if text != xml else b""
         if operation == START:
             lifecycle.prepare(subject)
         else:
             lifecycle.release_all(subject.uuid)
+        return b""
     finally:
         opened.close()
 
 
-def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> tuple[int, str]:
+def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> Answer:
     """Return the answer of a call that the daemon does, of which `seconds` are left."""
 
-    def run(operation: str, subject: Domain, settings: Settings) -> None:
+    def run(operation: str, subject: Domain, text: bytes, settings: Settings) -> bytes:
         if seconds <= 0:
             raise DeadlineExceeded("the call came too late: its time was over")
-        work(operation, subject, settings, seconds * WORK_SHARE)
+        return work(operation, subject, text, settings, seconds * WORK_SHARE)
 
     return answer(arguments, xml, run)
 
 
-def in_child(arguments: tuple[str, ...], xml: bytes, spent: float) -> tuple[int, str]:
+def in_child(arguments: tuple[str, ...], xml: bytes, spent: float) -> Answer:
     """Return the answer of a call that this process does, `spent` seconds after it came."""
     return answer(arguments, xml, lambda *call: _bounded_work(*call, spent=spent))
 
 
-def failure(operation: str, name: str, text: str) -> tuple[int, str]:
+def restored_without_request(xml: bytes) -> Answer:
+    """Return the answer to the restore of an image that has no request of ours."""
+    try:
+        subject = domain.parse(xml)
+    except VgpuError:
+        return Answer(0)
+    try:
+        _refuse_older_image(subject)
+        return Answer(0)
+    except Refused as error:
+        return failure(RESTORE, subject.name, str(error))
+
+
+def failure(operation: str, name: str, text: str) -> Answer:
     """Return the answer to a call that could not be done."""
-    if operation == START:
-        return REFUSED, f"vgpu-hook: {text}"
+    if operation not in STOPS:
+        return Answer(REFUSED, f"vgpu-hook: {text}")
     log.JournalLog(config.Settings().roots.journal, operation).event(
         "stop-failed", f"{operation} of domain {name!r}: {text}", level="error", domain_name=name
     )
-    return 0, ""
+    return Answer(0)
 
 
-def _serve(operation: str, xml: bytes, run: Run) -> None:
+def _serve(operation: str, xml: bytes, run: Run) -> bytes:
     subject = domain.parse(xml)
     if not subject.request and not any(hostdev.slot for hostdev in subject.hostdevs):
-        return  # R14: not ours, whatever state we are in
+        if operation == RESTORE:
+            _refuse_older_image(subject)
+        return b""  # R14: not ours, whatever state we are in
     settings = config.load()
     if os.geteuid() != 0:
         raise VgpuError(
             f"domain {subject.name!r} asks for a vGPU, which needs root", "use qemu:///system"
         )
-    run(operation, subject, settings)
+    return run(operation, subject, xml, settings)
 
 
-def _bounded_work(operation: str, subject: Domain, settings: Settings, *, spent: float) -> None:
+def _bounded_work(
+    operation: str, subject: Domain, xml: bytes, settings: Settings, *, spent: float
+) -> bytes:
     """Run `work` in a child: whatever hangs there is given up on, and marked as retained."""
     left = max(settings.hook_deadline - spent, settings.hook_deadline * LAST_WORDS)
     deadline = Deadline(left)
     try:
-        bounded.run(
+        return bounded.run(
             work,
             operation,
             subject,
+            xml,
             settings,
             left * WORK_SHARE,
             deadline=deadline.capped(left * (1 - LAST_WORDS)),
@@ -129,6 +154,27 @@ def _bounded_work(operation: str, subject: Domain, settings: Settings, *, spent:
             doing="marking it in the store",
         )
         raise
+
+
+def _refuse_older_image(subject: Domain) -> None:
+    """Refuse an image without a vGPU if its domain asks for one by now: it would come back without.
+
+    R14: for any other domain nothing is done, whatever state we are in.
+    """
+    try:
+        settings = config.load()
+        deadline = Deadline(settings.hook_deadline)
+        doing = f"looking what domain {subject.name!r} asks for"
+        stands = bounded.run(_on_record, subject, settings, deadline=deadline, doing=doing)
+    except Exception:  # noqa: BLE001 - R14: it may be none of our business
+        return
+    arrival.check_saved(subject, stands, None)
+
+
+def _on_record(subject: Domain, settings: Settings) -> tuple[VgpuRequest, ...]:
+    wait = settings.hook_deadline / 4
+    opened = store_file.open_store(settings.state, RESTORE, wait=wait, create=False)
+    return opened.domains.requests(subject.uuid) if opened is not None else ()
 
 
 def _retain_unfinished(subject: Domain, settings: Settings, reason: str) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection
 
 from vgpu_hook import placement
 from vgpu_hook.definitions import Plan
+from vgpu_hook.hostdevs import DEFAULT_MODEL
 from vgpu_hook.model import (
     FRAMEWORK,
     HOSTDEV_TYPE,
@@ -29,8 +30,6 @@ from vgpu_hook.model import (
 from vgpu_hook.placement import Candidate, Wishes
 from vgpu_hook.store import Store
 from vgpu_hook.store_devices import quarantined
-
-DEFAULT_MODEL = "vfio-pci"
 
 Slot = tuple[str, str]
 """A domain's UUID and the name of a slot."""
@@ -99,6 +98,20 @@ class Planner:
         if hostdev.type == HOSTDEV_TYPE[MDEV]:
             return hostdev.address == derive_device_uuid(subject.uuid, slot)
         return hostdev.address == self._named.get((subject.uuid, slot))
+
+    def current(self, subject: Domain, slot: str) -> str | None:
+        """Return the VF that the domain's definition was given for the slot; None if none was."""
+        return self._named.get((subject.uuid, slot))
+
+    def same_type(self, one: VgpuRequest, other: VgpuRequest) -> bool:
+        """Tell whether two requests are for the same type of vGPU, on some parent here."""
+        if one.profile.strip().casefold() == other.profile.strip().casefold():
+            return True
+        types = [
+            {c.type.id for c in placement.candidates(self._parents, request.profile, None)}
+            for request in (one, other)
+        ]
+        return not types[0].isdisjoint(types[1])
 
     def usable(self, slot: Slot, request: VgpuRequest) -> bool:
         """Tell whether a stopped domain names what it should; if not, planning gives it better.

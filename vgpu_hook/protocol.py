@@ -5,20 +5,30 @@ One connection carries one call:
     client                      daemon
                                 GREETING              it is there and will answer
     frame(expiry, arguments..., xml)                  expiry: CLOCK_MONOTONIC, in ms
-                                frame(status, stderr)
+                                frame(status, stderr, output)
 
 A frame is a netstring of netstrings (`5:hello,`). The client sends nothing before it has the
 greeting, so that a daemon that does not greet can't do what the client then does itself; and a
 daemon that comes to it after the expiry must not do it any more.
-GREETING carries the version: another one is refused by closing. Imports nothing: the
+GREETING carries the version: another one is refused by closing. Imports next to nothing: the
 client's start is what every VM start pays for.
 """
 
 from __future__ import annotations
 
-GREETING = b"vgpu-hook 2\n"
+from typing import NamedTuple
+
+GREETING = b"vgpu-hook 3\n"
 MAX_FRAME = 64 << 20
 """Bytes. A domain's XML is some ten thousand."""
+
+
+class Answer(NamedTuple):
+    """What becomes of a call: exit status, a line for stderr, and XML for stdout if it changes."""
+
+    status: int
+    stderr: str = ""
+    output: bytes = b""
 
 
 class ProtocolError(Exception):

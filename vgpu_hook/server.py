@@ -80,10 +80,10 @@ class Server:
                     expiry, *arguments, xml = protocol.parts(_receive_frame(connection))
                     names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
                     seconds = int(expiry) / 1000 - time.monotonic()
-                    status, stderr = operations.in_thread(names, xml, seconds)
-                    text = stderr.encode("utf-8", "backslashreplace")
+                    answer = operations.in_thread(names, xml, seconds)
+                    text = answer.stderr.encode("utf-8", "backslashreplace")
                     self._after()
-                    connection.sendall(protocol.frame(b"%d" % status, text))
+                    connection.sendall(protocol.frame(b"%d" % answer.status, text, answer.output))
         finally:
             self._done()
 

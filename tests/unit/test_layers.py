@@ -13,14 +13,14 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"model", "protocol", "ranges", "__init__"},
-    {"bounded", "sysfs", "request", "database", "log", "admission"},
+    {"bounded", "sysfs", "request", "database", "log", "admission", "hostdevs"},
     {"domain", "store_domains", "store_devices", "client"},
     {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
     {"guard", "frameworks.handles", "frameworks.gpus"},
     {"frameworks.mdev", "frameworks.vendor_vfio", "planning", "refusals"},
     {"host", "catalogue"},
-    {"creation"},
+    {"creation", "arrival"},
     {"lifecycle"},
     {"hook"},
     {"operations"},
