@@ -50,10 +50,13 @@ def parser() -> argparse.ArgumentParser:
 
     _format(
         _add(
-            commands, "status", "show GPUs, their vGPUs, who has them, what is retained", show=True
+            commands,
+            "status",
+            "show GPUs, their vGPUs, who has them, what is retained",
+            home="show",
         )
     )
-    _format(_add(commands, "profiles", "show which profiles fit where, now", show=True))
+    _format(_add(commands, "profiles", "show which profiles fit where, now", home="show"))
 
     release = _add(commands, "release", "release what a stopped domain still has on record")
     _connect(release)
@@ -80,13 +83,13 @@ def parser() -> argparse.ArgumentParser:
     render.add_argument("file", metavar="FILE.xml", help="- for stdin")
 
     explain = _add(
-        commands, "explain", "show the history, and whether it could be released now", show=True
+        commands, "explain", "show the history, and whether it could be released now", home="show"
     )
     explain.add_argument("subject", metavar="DOMAIN|DEVICE", help="name or UUID")
     _format(explain)
 
     quarantine = _add(
-        commands, "quarantine", "show VFs that are set aside because they failed", show=True
+        commands, "quarantine", "show VFs that are set aside because they failed", home="show"
     )
     quarantine.add_argument("--clear", metavar="VF", nargs="+", help="use these VFs again")
     _format(quarantine)
@@ -95,15 +98,34 @@ def parser() -> argparse.ArgumentParser:
     _connect(lint)
     _format(lint)
 
+    migrate = _add(
+        commands,
+        "check-migrate",
+        "say whether a VM can go to another host with its vGPUs",
+        home="migration",
+    )
+    _connect(migrate)
+    migrate.add_argument("domain", metavar="DOMAIN", help="name or UUID")
+    migrate.add_argument("uri", metavar="DEST_URI", help="e.g. qemu+ssh://root@host2/system")
+    _format(migrate)
+    arrive = _add(
+        commands,
+        "check-arrival",
+        "say whether a VM could come to this host; check-migrate runs it there",
+        home="migration",
+    )
+    arrive.add_argument("file", metavar="FILE.xml", help="- for stdin")
+    _format(arrive)
+
     store = _add(commands, "store", "check the store of assignments, or set it aside")
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add(actions, "check", "check the store", "store_check", show=True)
+    _add(actions, "check", "check the store", "store_check", home="show")
     _add(
         actions,
         "set-aside",
         "move the store away; a new one is begun",
         "store_set_aside",
-        show=True,
+        home="show",
     )
     return top
 
@@ -114,7 +136,7 @@ def main(arguments: list[str] | None = None) -> int:
     # Imported only now: `--help` and wrong usage need neither libvirt nor lxml, and what shows
     # something needs no libvirt.
     try:
-        actions = importlib.import_module("vgpu_hook.show" if parsed.show else "vgpu_hook.commands")
+        actions = importlib.import_module(f"vgpu_hook.{parsed.home}")
         status: int = getattr(actions, parsed.action)(parsed)
         sys.stdout.flush()
         return status
@@ -133,10 +155,10 @@ def _add(
     text: str,
     action: str = "",
     *,
-    show: bool = False,
+    home: str = "commands",
 ) -> argparse.ArgumentParser:
     command = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
-    command.set_defaults(action=action or name.replace("-", "_"), show=show)
+    command.set_defaults(action=action or name.replace("-", "_"), home=home)
     return command
 
 

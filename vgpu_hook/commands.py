@@ -25,7 +25,7 @@ from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, she
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.request import check_request
-from vgpu_hook.tables import as_json, table
+from vgpu_hook.tables import as_json, read_input, table
 
 VFS_SINCE = 9_007_000
 """libvirt's version from which a VF may stay on its own driver (facts C3)."""
@@ -123,15 +123,7 @@ def detach(arguments: argparse.Namespace) -> int:
 
 def render(arguments: argparse.Namespace) -> int:
     """Print a domain XML with the hostdevs of its requests put in."""
-    try:
-        if arguments.file == "-":
-            text = sys.stdin.buffer.read()
-        else:
-            with open(arguments.file, "rb") as file:
-                text = file.read()
-    except OSError as error:
-        raise VgpuError(f"{arguments.file}: {error.strerror}") from error
-    text = domain.ensure_uuid(text)
+    text = domain.ensure_uuid(read_input(arguments.file))
     subject = domain.parse(text)
     if not subject.request:
         raise VgpuError(

@@ -1,12 +1,26 @@
-"""Prints tables as virsh does, and JSON. Knows nothing of what is in them."""
+"""Reads files, prints tables as virsh does, and JSON. Knows nothing of what is in them."""
 
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from vgpu_hook.model import VgpuError
+
 FORMAT_VERSION = 1
+
+
+def read_input(name: str) -> bytes:
+    """Return what a file holds, `-` being stdin. Raises VgpuError."""
+    try:
+        if name == "-":
+            return sys.stdin.buffer.read()
+        with open(name, "rb") as file:
+            return file.read()
+    except OSError as error:
+        raise VgpuError(f"{name}: {error.strerror}") from error
 
 
 def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -24,9 +24,9 @@ LAYERS = [
     {"lifecycle"},
     {"hook"},
     {"operations"},
-    {"lint", "report", "libvirtd", "tables", "context", "bootgate"},
+    {"lint", "report", "libvirtd", "tables", "context", "bootgate", "remote"},
     {"reconcile", "events", "deletion", "hotplug", "server"},
-    {"listener", "commands", "show"},
+    {"listener", "commands", "show", "migration"},
     {"daemon", "cli"},
     {"__main__"},
 ]
