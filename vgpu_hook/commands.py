@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from typing import Any
 
 from vgpu_hook import (
     bootgate,
@@ -25,6 +26,7 @@ from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, she
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.request import check_request
+from vgpu_hook.store import Store
 from vgpu_hook.tables import as_json, read_input, table
 
 VFS_SINCE = 9_007_000
@@ -66,6 +68,7 @@ def attach(arguments: argparse.Namespace) -> int:
             raise
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
+        _record(libvirt, found, opened)
     _note_capacity(request, parents)
     _note_version(libvirt, hostdevs)
     later = not arguments.live and libvirt.is_active(found)
@@ -112,6 +115,7 @@ def detach(arguments: argparse.Namespace) -> int:
         libvirt.edit(found, change)
         if (records := context.existing_store(config.load())) is not None:
             records.devices.keep_reservations(found.UUIDString(), kept)
+            _record(libvirt, found, records)
     when = (
         " It goes when the guest lets go of it."
         if arguments.live
@@ -242,6 +246,12 @@ def _request(arguments: argparse.Namespace, subject: Domain) -> VgpuRequest:
         if (value := getattr(arguments, name)) is not None
     }
     return check_request(request._replace(**given), subject.name)
+
+
+def _record(libvirt: Libvirt, found: Any, opened: Store) -> None:
+    """Record what the definition asks for now: vgpu-hookd hears of it a moment later (R9)."""
+    subject = domain.parse(libvirt.definition(found))
+    opened.domains.set_requests(subject.uuid, subject.name, subject.request)
 
 
 def _hostdev(planner: Planner, subject: Domain, request: VgpuRequest) -> Hostdev:
