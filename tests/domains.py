@@ -5,6 +5,8 @@ from __future__ import annotations
 import uuid
 from xml.sax.saxutils import escape, quoteattr
 
+from lxml import etree
+
 SEED = uuid.UUID("4d9f7c1e-0000-4000-8000-000000000000")
 
 
@@ -78,3 +80,47 @@ def domain_xml(
         f"<devices><emulator>/usr/bin/qemu-system-x86_64</emulator>{''.join(devices)}</devices>"
         "</domain>\n"
     ).encode()
+
+
+def renamed(xml: bytes, name: str, new: str) -> bytes:
+    """The XML of a domain under another name and UUID, with what that domain was given in it."""
+    text = xml.decode().replace(f"<name>{escape(name)}<", f"<name>{escape(new)}<")
+    return text.replace(uuid_of(name), uuid_of(new)).encode()
+
+
+def vgpus_of(xml: bytes | str) -> dict[str, tuple[str, str]]:
+    """By slot, the type and the device of each hostdev under the product's alias, in order."""
+    found = {}
+    for element in etree.fromstring(xml).iterfind("devices/hostdev"):
+        alias = element.find("alias")
+        if alias is None or not alias.get("name", "").startswith("ua-vgpu-"):
+            continue
+        address = element.find("source/address")
+        device = address.get("uuid")
+        if device is None:
+            names = ("domain", "bus", "slot", "function")
+            parts = (int(address.get(name), 16) for name in names)
+            device = "{:04x}:{:02x}:{:02x}.{:x}".format(*parts)
+        found[alias.get("name").removeprefix("ua-vgpu-")] = (element.get("type"), device)
+    return found
+
+
+def besides_vgpus(xml: bytes | str) -> bytes:
+    """Canonical XML of all but the request and what stands behind the hostdevs that serve it.
+
+    Their number, order and guest's side (address, boot order, ROM) are in it. White space that is
+    only layout is not.
+    """
+    root = etree.fromstring(xml, etree.XMLParser(remove_blank_text=True))
+    for element in root.iter("{urn:vgpu-hook:domain:1}vgpus"):
+        element.clear(keep_tail=True)
+    for element in root.iterfind("devices/hostdev"):
+        alias = element.find("alias")
+        if alias is None or not alias.get("name", "").startswith("ua-vgpu-"):
+            continue
+        for attribute in ("type", "managed", "model"):
+            element.attrib.pop(attribute, None)
+        for child in [*element.findall("source"), *element.findall("driver")]:
+            element.remove(child)
+    data: bytes = etree.tostring(root.getroottree(), method="c14n")
+    return data

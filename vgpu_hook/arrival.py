@@ -13,7 +13,15 @@ from typing import NamedTuple, Protocol
 from vgpu_hook import domain
 from vgpu_hook.admission import attach_command, detach_command
 from vgpu_hook.definitions import Plan
-from vgpu_hook.model import Domain, Hostdev, Refused, VgpuRequest, shell_word
+from vgpu_hook.model import (
+    HOSTDEV_TYPE,
+    VENDOR_VFIO,
+    Domain,
+    Hostdev,
+    Refused,
+    VgpuRequest,
+    shell_word,
+)
 
 
 class Plans(Protocol):
@@ -25,14 +33,21 @@ class Plans(Protocol):
     def current(self, subject: Domain, slot: str) -> str | None:
         """Return the VF that the domain's definition was given for the slot."""
 
+    def require_offer(self, request: VgpuRequest) -> None:
+        """Raise VgpuError if nothing on the host offers the profile."""
+
     def same_type(self, one: VgpuRequest, other: VgpuRequest) -> bool:
         """Tell whether two requests are for the same type of vGPU."""
 
 
 class Arrival(NamedTuple):
-    """The XML to go on with, and what was done to it; nothing, if it is as it was given."""
+    """The XML to go on with, the devices behind its slots, and what was done to it.
+
+    The very text that was given, and no changes, if it is right.
+    """
 
     text: bytes
+    devices: tuple[Hostdev, ...]
     changes: tuple[str, ...]
 
 
@@ -42,28 +57,37 @@ def rewrite(
     plan: Plans,
     stands: tuple[VgpuRequest, ...] | None = None,
 ) -> Arrival:
-    """Return the XML with a device of this host behind each slot; or raise Refused.
+    """Return the XML with a device of this host behind each slot; or raise VgpuError.
 
     `stands`: what the domain asks for by now, which a saved image can't change (R9); None if
     that is what the XML says. R8: a VM that wakes up as a fork gets devices of its own.
     """
     if stands is not None:
         check_saved(subject, stands, plan)
-    changes = []
-    for request in subject.request if stands is None else stands:
-        there = subject.hostdev(request.slot)
-        if there is None:
-            continue  # refused by the start that follows
-        hostdev, inherited = plan(_with_current(subject, there, plan), request)
-        if inherited and request.fork != "new":
+    wanted = {r.slot: r for r in (subject.request if stands is None else stands)}
+    served = [h for h in subject.hostdevs if h.slot in wanted]  # else refused by the start
+    for hostdev in served:
+        request = wanted[hostdev.slot or ""]
+        if request.fork != "new" and subject.inherits(hostdev):
             raise _fork_refused(subject, request)
-        if hostdev is None:
+        plan.require_offer(request)
+    saved = {request.slot: request for request in subject.request}
+    current = _with_current(subject, plan)
+    devices, changes = [], []
+    for there in served:
+        request = wanted[there.slot or ""]
+        planned, inherited = plan(current, request)
+        if planned is None:
             continue  # the start that follows says why
-        if _is_same(there, hostdev) and request in subject.request and not inherited:
+        devices.append(planned)
+        asked = _asked(request, saved.get(request.slot))
+        if _is_same(there, planned) and not inherited and asked in subject.request:
             continue
-        text = domain.repoint(text, request, hostdev)
-        changes.append(f"slot {request.slot}: {hostdev.address} in place of {there.address}")
-    return Arrival(text, tuple(changes))
+        text = domain.repoint(text, asked, planned)
+        moved = planned.address != there.address
+        old = f"in place of {there.address}" if moved else "as it is asked for now"
+        changes.append(f"slot {request.slot}: {planned.address} {old}")
+    return Arrival(text, tuple(devices), tuple(changes))
 
 
 def check_saved(subject: Domain, stands: tuple[VgpuRequest, ...], plan: Plans | None) -> None:
@@ -100,14 +124,20 @@ def check_saved(subject: Domain, stands: tuple[VgpuRequest, ...], plan: Plans | 
         )
 
 
-def _with_current(subject: Domain, there: Hostdev, plan: Plans) -> Domain:
-    """Return the domain as if the slot named what its definition was given, if that is a VF."""
-    current = plan.current(subject, there.slot or "")
-    if current is None or there.type != "pci":
-        return subject
-    named = there._replace(address=current)
-    hostdevs = tuple(named if hostdev is there else hostdev for hostdev in subject.hostdevs)
-    return subject._replace(hostdevs=hostdevs)
+def _with_current(subject: Domain, plan: Plans) -> Domain:
+    """Return the domain as if each slot named the VF that its definition was given, if it was."""
+
+    def named(hostdev: Hostdev) -> Hostdev:
+        if hostdev.slot is None or hostdev.type != HOSTDEV_TYPE[VENDOR_VFIO]:
+            return hostdev
+        return hostdev._replace(address=plan.current(subject, hostdev.slot) or hostdev.address)
+
+    return subject._replace(hostdevs=tuple(named(hostdev) for hostdev in subject.hostdevs))
+
+
+def _asked(now: VgpuRequest, saved: VgpuRequest | None) -> VgpuRequest:
+    """Return the request as it is now, but its profile as the image spells it: it is one type."""
+    return now._replace(profile=saved.profile) if saved is not None else now
 
 
 def _is_same(there: Hostdev, planned: Hostdev) -> bool:

@@ -159,8 +159,13 @@ class Lifecycle:
         stands = self._store.domains.requests(domain.uuid) if known else None
         parents = self.parents()
         with planning_lock(self._settings.runtime, self._deadline):
-            planner = Planner(parents, self._store, self._settings.placement, self._nodes_of)
+            policy = self._settings.placement
+            planner = Planner(parents, self._store, policy, self._nodes_of, reserve=False)
             done = arrival.rewrite(text, domain, planner, stands)
+            for hostdev in done.devices:
+                if hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO]:
+                    slot, vf = hostdev.slot or "", hostdev.address
+                    self._store.devices.reserve(domain.uuid, slot, vf, arriving=True)
         for change in done.changes:
             why = "restored" if restored else "migrated"
             self._store.note(domain.uuid, domain.name, why, change)

@@ -107,7 +107,11 @@ def failure(operation: str, name: str, text: str) -> Answer:
     """Return the answer to a call that could not be done."""
     if operation not in STOPS:
         return Answer(REFUSED, f"vgpu-hook: {text}")
-    log.JournalLog(config.Settings().roots.journal, operation).event(
+    try:
+        settings = config.load()
+    except VgpuError:  # which may be why
+        settings = config.Settings()
+    log.JournalLog(settings.roots.journal, operation).event(
         "stop-failed", f"{operation} of domain {name!r}: {text}", level="error", domain_name=name
     )
     return Answer(0)

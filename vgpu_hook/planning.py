@@ -68,6 +68,7 @@ class Planner:
             for r in rows
             if r.framework == VENDOR_VFIO and r.state != RETAINED
         }
+        self._kept = {r.device: (r.domain_uuid, r.slot) for r in reservations if r.is_kept}
         self._named: dict[Slot, str] = {(r.domain_uuid, r.slot): r.device for r in reservations}
 
     def hold(self, domain_uuid: str, slot: str, device: str) -> None:
@@ -102,6 +103,11 @@ class Planner:
     def current(self, subject: Domain, slot: str) -> str | None:
         """Return the VF that the domain's definition was given for the slot; None if none was."""
         return self._named.get((subject.uuid, slot))
+
+    def require_offer(self, request: VgpuRequest) -> None:
+        """Raise VgpuError if nothing on this host offers the profile, full or not."""
+        if not any(self._offering(request, framework) for framework in HOSTDEV_TYPE):
+            raise placement.why_not(self._parents, request.profile, request.gpu)
 
     def same_type(self, one: VgpuRequest, other: VgpuRequest) -> bool:
         """Tell whether two requests are for the same type of vGPU, on some parent here."""
@@ -193,8 +199,8 @@ class Planner:
         """Return the VFs that the domain could start on now.
 
         Left out: VFs that anybody has on record (this domain too, if it could not release it), that
-        other slots of the domain name (`siblings`), that are in quarantine, or that failed for this
-        very slot.
+        are kept for a VM on its way here, that other slots of the domain name (`siblings`), that
+        are in quarantine, or that failed for this very slot.
         """
         siblings = {*siblings, *self._siblings(slot, None)}
         return [offer for offer in offers if self._is_free(offer, slot, siblings)]
@@ -208,6 +214,7 @@ class Planner:
             and name not in self._owners
             and name not in siblings
             and name not in self._quarantined
+            and self._kept.get(name, slot) == slot
             and (name, *slot) not in self._failed
         )
 

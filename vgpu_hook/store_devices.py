@@ -13,21 +13,31 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from vgpu_hook.database import Database, now
+from vgpu_hook.database import Database, now, seconds_since
 from vgpu_hook.model import Assignment
 
 CREATE = "create"
 RESET = "reset"
+ARRIVAL_WAIT = 60.0
+"""Seconds that a VF is kept for a VM whose XML named it to libvirt: `prepare` follows at once."""
+
 QUARANTINE_AT = 2
 """Different slots of domains for which a VF has failed in the same way."""
 
 
 class Reservation(NamedTuple):
-    """The VF that a definition names."""
+    """The VF that a definition names. `arriving` is since when (UTC, ISO 8601) it is kept for a VM
+    that is restored or migrated here, and has not started."""
 
     domain_uuid: str
     slot: str
     device: str
+    arriving: str | None = None
+
+    @property
+    def is_kept(self) -> bool:
+        """Tell whether nobody else should be given the VF: its VM is about to start on it."""
+        return self.arriving is not None and 0 <= seconds_since(self.arriving) < ARRIVAL_WAIT
 
 
 class Failure(NamedTuple):
@@ -50,14 +60,18 @@ class DeviceRecords:
 
     # -- reservations -------------------------------------------------------------------
 
-    def reserve(self, domain_uuid: str, slot: str, device: str) -> None:
-        """Record that the domain's definition names the VF; it takes the place of another."""
-        if self.reserved(domain_uuid, slot) != device:
+    def reserve(self, domain_uuid: str, slot: str, device: str, *, arriving: bool = False) -> None:
+        """Record that the domain's definition names the VF; it takes the place of another.
+
+        `arriving`: its VM is about to start, so that for a moment nobody else is given the VF.
+        """
+        if arriving or self.reserved(domain_uuid, slot) != device:
             with self._database.transaction():
                 self._database.execute(
-                    "INSERT INTO reservation (domain_uuid, slot, device) VALUES (?, ?, ?)"
-                    " ON CONFLICT (domain_uuid, slot) DO UPDATE SET device = excluded.device",
-                    (domain_uuid, slot, device),
+                    "INSERT INTO reservation (domain_uuid, slot, device, arriving)"
+                    " VALUES (?, ?, ?, ?) ON CONFLICT (domain_uuid, slot) DO UPDATE"
+                    " SET device = excluded.device, arriving = excluded.arriving",
+                    (domain_uuid, slot, device, now() if arriving else None),
                 )
 
     def reserved(self, domain_uuid: str, slot: str) -> str | None:
@@ -71,7 +85,7 @@ class DeviceRecords:
     def reservations(self) -> list[Reservation]:
         """Return every reservation."""
         found = self._database.execute(
-            "SELECT domain_uuid, slot, device FROM reservation ORDER BY domain_uuid, slot"
+            "SELECT domain_uuid, slot, device, arriving FROM reservation ORDER BY domain_uuid, slot"
         )
         return [Reservation(*row) for row in found]
 

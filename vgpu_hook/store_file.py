@@ -108,7 +108,11 @@ DROP INDEX one_assignment_per_slot;
 CREATE UNIQUE INDEX one_assignment_per_slot
     ON assignment (domain_uuid, slot) WHERE state IN ('creating', 'assigned');
 """
-_STEPS = (_SCHEMA, _VFS)
+_ARRIVALS = """
+-- Since when the VF is kept for a VM that is on its way to this host.
+ALTER TABLE reservation ADD COLUMN arriving TEXT;
+"""
+_STEPS = (_SCHEMA, _VFS, _ARRIVALS)
 """What takes a store from each version to the next one. A step is never changed once released."""
 SCHEMA_VERSION = len(_STEPS)
 

@@ -30,6 +30,10 @@ class Kind:
     """How often one release may write."""
     free_file: str
     """Which file tells what a parent has room for; a glob, as for SimHost.fault."""
+    spellings: tuple[str, ...]
+    """Other words for `profile`."""
+    marks: bool
+    """Whether a request carries the mark of the domain that its device was chosen for."""
 
     def __init__(self, sim: SimHost) -> None:
         self.sim = sim
@@ -64,11 +68,15 @@ class Kind:
         """Return the writes that were to take a vGPU away."""
         raise NotImplementedError
 
-    def xml(self, name: str, *profiles: str) -> bytes:
-        """Return a domain with vGPUs in slots 0, 1, ...; with one of `profile` if none is given."""
+    def xml(self, name: str, *profiles: str, attributes: str = "", marked: bool = False) -> bytes:
+        """Return a domain with vGPUs in slots 0, 1, ...; with one of `profile` if none is given.
+
+        `marked`: with the product's mark, where it writes one, that they were chosen for it.
+        """
         asked = {str(slot): p for slot, p in enumerate(profiles or (self.profile,))}
         hostdevs = [self.hostdev(self.device(name, slot), slot) for slot in asked]
-        return domain_xml(name, asked, hostdevs=hostdevs)
+        owner = uuid_of(name) if marked and self.marks else None
+        return domain_xml(name, asked, hostdevs=hostdevs, attributes=attributes, owner=owner)
 
     def vgpus(self, *names: str) -> dict[str, str]:
         """Return what `present` is when these domains alone have their one vGPU each."""
@@ -81,6 +89,8 @@ class MdevKind(Kind):
     room = 24
     tries = range(1, 2)
     free_file = "sys/*/available_instances"
+    spellings = ("Single port serial", "1", "MTTY-1")
+    marks = False
 
     def device(self, name: str, slot: str = "0") -> str:
         return device_of(uuid_of(name), slot)
@@ -115,6 +125,8 @@ class VfKind(Kind):
     room = 8
     tries = range(1, 11)
     free_file = "sys/*/creatable_vgpu_types"
+    spellings = ("NVIDIA L40S-2Q", "nvidia-1148", "nvidia l40s-2q")
+    marks = True
 
     def __init__(self, sim: SimHost) -> None:
         super().__init__(sim)

@@ -166,7 +166,7 @@ def test_r12_a_call_that_comes_too_late_is_not_done(
     with connect(product) as peer:
         assert peer.recv(100) == protocol.GREETING
         peer.sendall(protocol.frame(b"1", b"a", b"stopped", b"end", b"-", a))
-        assert protocol.parts(peer.recv(1 << 16)) == [b"0", b""]
+        assert protocol.parts(peer.recv(1 << 16)) == [b"0", b"", b""]
     assert product.sim.writes() == []
     assert product.rows() == [("a", "0", "assigned")]
 
