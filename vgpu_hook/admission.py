@@ -35,6 +35,8 @@ def admit(domain: Domain, records: Records) -> list[tuple[VgpuRequest, Hostdev]]
     Without a request of ours the domain is none of our business, and nor are its hostdevs,
     unless one is known to be a vGPU of ours.
     """
+    if domain.refused:  # by the hook `restore`, which must not fail itself (operations.failure)
+        raise Refused(domain.refused)
     asked = {request.slot for request in domain.request}
     for hostdev in domain.hostdevs:
         if hostdev.slot is not None and hostdev.slot not in asked:

@@ -74,6 +74,8 @@ def rewrite(
     saved = {request.slot: request for request in subject.request}
     current = _with_current(subject, plan)
     devices, changes = [], []
+    if subject.refused:
+        text = domain.set_refused(text, "")
     for there in served:
         request = wanted[there.slot or ""]
         planned, inherited = plan(current, request)

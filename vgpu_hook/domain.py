@@ -30,6 +30,8 @@ REQUEST = f"{{{NAMESPACE}}}vgpus"
 VGPU = f"{{{NAMESPACE}}}vgpu"
 OWNER = "owner"
 """Attribute of <vgpu> that we write: the mark of the domain that its VF was chosen for."""
+REFUSED = "refused"
+"""Attribute of <vgpus> in what a restore goes on with: why the start that follows is refused."""
 
 
 def parse(text: bytes) -> Domain:
@@ -43,7 +45,9 @@ def parse(text: bytes) -> Domain:
     found = tuple(hostdevs.read(element) for element in root.iterfind("devices/hostdev"))
     nodes, cpus = _pinning(root)
     request = _request(root, name)
-    return Domain(domain_uuid, name, request, found, nodes, cpus, _marks(root, name))
+    container = _container(root)
+    refused = container.get(REFUSED, "") if container is not None else ""
+    return Domain(domain_uuid, name, request, found, nodes, cpus, _marks(root, name), refused)
 
 
 def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
@@ -126,6 +130,19 @@ def repoint(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bytes:
     _set_request(root, request, owner_mark(parse(text).uuid) if of_vf else None)
     for element in hostdevs.of_slot(root, request.slot):
         hostdevs.point(element, hostdev)
+    return _text(root)
+
+
+def set_refused(text: bytes, reason: str) -> bytes:
+    """Note in the XML why a start with it is refused, or that it is not, if there is no reason."""
+    root = _root(text)
+    container = _container(root)
+    if container is None:
+        container = _new_container(root)
+    if reason:
+        container.set(REFUSED, "".join(c if c.isprintable() else "?" for c in reason))
+    else:
+        container.attrib.pop(REFUSED, None)
     return _text(root)
 
 

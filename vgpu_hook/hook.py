@@ -1,8 +1,8 @@
 """The hook's own process: asks the daemon to do a call, or does it: `python3 -I -m vgpu_hook.hook`.
 
 hooks/qemu runs it for domains with a request, with libvirt's arguments (NAME OP SUBOP EXTRA) and
-the domain's XML on stdin. Exit status: 0, or REFUSED with one line on stderr for a start, a restore
-or an arrival that must not go on. Prints the XML to go on with, if it is not the one that was
+the domain's XML on stdin. Exit status: 0, or REFUSED with one line on stderr for a start or an
+arrival that must not go on. Prints the XML to go on with, if it is not the one that was
 given. Imports little before the daemon has been asked: every VM start with a vGPU pays for
 it. Does not filter domains without a request quickly: hooks/qemu did that before; it hands on
 restores alone, since a saved image may be older than the request.
@@ -70,7 +70,7 @@ def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
     except DeadlineExceeded as error:
         from vgpu_hook import operations
 
-        return operations.failure(operation_of(arguments), arguments[0], str(error))
+        return operations.failure(operation_of(arguments), arguments[0], str(error), xml)
     from vgpu_hook import operations
 
     return operations.in_child(arguments, xml, time.monotonic() - begun)

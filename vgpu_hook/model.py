@@ -134,7 +134,7 @@ class Domain(NamedTuple):
 
     `nodes` are the host's NUMA nodes that its memory is bound to, `cpus` the CPUs that its
     vCPUs are pinned to; empty if they are not. `marks` say by slot which domain a VF was chosen for
-    (owner_mark), as noted in the request.
+    (owner_mark), as noted in the request. `refused` is why it can't be restored, if so.
     """
 
     uuid: str
@@ -144,6 +144,7 @@ class Domain(NamedTuple):
     nodes: frozenset[int] = frozenset()
     cpus: frozenset[int] = frozenset()
     marks: Mapping[str, str] = MappingProxyType({})
+    refused: str = ""
 
     def inherits(self, hostdev: Hostdev) -> bool:
         """Tell whether a hostdev under our alias was given to the domain that this was made from.

@@ -32,7 +32,8 @@ LAST_WORDS = 0.1
 def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> Answer:
     """Return the answer to a call, which `run` does.
 
-    Refuses a start or an arrival, with the reason for virsh; lets everything else go on (R3).
+    Refuses a start or an arrival, with the reason for virsh; lets everything else go on (R3). A
+    restore is refused by the start that follows (`failure`).
     """
     operation = operation_of(arguments)
     if operation not in (START, *STOPS, *ARRIVALS):
@@ -44,7 +45,7 @@ def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> Answer:
         text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
         text = f"domain {name}: internal error: {type(error).__name__}: {error}"
-    return failure(operation, arguments[0], text)
+    return failure(operation, arguments[0], text, xml)
 
 
 def work(operation: str, subject: Domain, xml: bytes, settings: Settings, seconds: float) -> bytes:
@@ -100,11 +101,21 @@ def restored_without_request(xml: bytes) -> Answer:
         _refuse_older_image(subject)
         return Answer(0)
     except Refused as error:
-        return failure(RESTORE, subject.name, str(error))
+        return failure(RESTORE, subject.name, str(error), xml)
 
 
-def failure(operation: str, name: str, text: str) -> Answer:
-    """Return the answer to a call that could not be done."""
+def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
+    """Return the answer to a call that could not be done.
+
+    A restore hook must not fail: libvirt 11.3 then says that a domain with a managed save has
+    started, and removes the image (measured). So the restore goes on, with the reason noted in its
+    XML, and the start that follows is refused with it; that keeps the image.
+    """
+    if operation == RESTORE:
+        try:
+            return Answer(0, "", domain.set_refused(xml, text))
+        except VgpuError:  # which the start that follows finds too
+            return Answer(0)
     if operation not in STOPS:
         return Answer(REFUSED, f"vgpu-hook: {text}")
     try:
@@ -119,7 +130,8 @@ def failure(operation: str, name: str, text: str) -> Answer:
 
 def _serve(operation: str, xml: bytes, run: Run) -> bytes:
     subject = domain.parse(xml)
-    if not subject.request and not any(hostdev.slot for hostdev in subject.hostdevs):
+    ours = subject.request or subject.refused or any(h.slot for h in subject.hostdevs)
+    if not ours:
         if operation == RESTORE:
             _refuse_older_image(subject)
         return b""  # R14: not ours, whatever state we are in
