@@ -9,5 +9,6 @@ makes mediated devices. Not for tests that a simulated /sys can serve; those are
     guests.py    disks and domain XML for the guests inside it
     gpu.py       GPUs that look like NVIDIA's, plugged in; gpu_check.py sees that they do
     host.py      a running host with vgpu-hook's package in it
+    pair.py      two of them side by side, for live migration
     plugin.py    the fixtures
 """

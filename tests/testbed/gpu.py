@@ -3,7 +3,7 @@
 To the software inside they are NVIDIA's: VFs with nvidia/current_vgpu_type that libvirt can pass
 to a guest, or a card with mediated device types nvidia-222 and up. Not for graphics. What the
 module mimics, and from which source, is written in image/modules/. QEMU can't have them in a
-snapshot: Machine.restore() takes them out first; plug them in again after it.
+snapshot: after Machine.restore() they are out, and can be plugged in again.
 """
 
 from typing import Literal

@@ -84,8 +84,9 @@ def domain_xml(
     profiles: the request: the attributes of each <vgpu>, such as {"profile": "mtty-1"}. With
         none there is no <metadata> at all.
     spare_ports: PCIe root ports with nothing in them, for hot-plug.
-    migratable: aliases of hostdevs that are an mtty, for a guest that will be saved or migrated:
-        QEMU refuses that otherwise. libvirt's own aliases are hostdev0 and up.
+    migratable: aliases of hostdevs that are an mtty or one of gpu.py's VFs, for a guest that will
+        be saved or migrated: QEMU refuses that otherwise. libvirt's own aliases are hostdev0
+        and up.
     """
     domain = ET.Element("domain", type="qemu")
     ET.SubElement(domain, "name").text = name
@@ -132,10 +133,15 @@ def _devices(disk: str, hostdevs: Sequence[ET.Element]) -> ET.Element:
 
 
 def _override(aliases: Sequence[str]) -> ET.Element:
+    properties = {
+        "enable-migration": "on",
+        # Without a log of its dirty pages, a VF's guest would be copied again and again.
+        "x-pre-copy-dirty-page-tracking": "off",
+    }
     override = ET.Element("qemu:override", {"xmlns:qemu": QEMU_NAMESPACE})
     for alias in aliases:
         device = ET.SubElement(override, "qemu:device", alias=alias)
         frontend = ET.SubElement(device, "qemu:frontend")
-        value = {"name": "enable-migration", "type": "string", "value": "on"}
-        ET.SubElement(frontend, "qemu:property", value)
+        for name, value in properties.items():
+            ET.SubElement(frontend, "qemu:property", name=name, type="string", value=value)
     return override

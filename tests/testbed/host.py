@@ -94,7 +94,12 @@ def install_package(machine: Machine, package: Path) -> None:
 def prepare(machine: Machine) -> None:
     """Put the working tree's package and the guests' disks into a machine, and snapshot it."""
     with tempfile.TemporaryDirectory(prefix="vgpu-testbed-deb-") as directory:
-        install_package(machine, build_package(Path(directory)))
+        equip(machine, build_package(Path(directory)))
+    machine.snapshot(INSTALLED)
+
+
+def equip(machine: Machine, package: Path) -> None:
+    """Put a package and the guests' disks into a machine."""
+    install_package(machine, package)
     machine.write(IDLE_DISK, boot_disk("idle"))
     machine.write(POWEROFF_DISK, boot_disk("poweroff"))
-    machine.snapshot(INSTALLED)

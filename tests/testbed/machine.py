@@ -37,6 +37,8 @@ class Machine:
         minute or more. A test that adds hardware or kernel arguments needs None: a snapshot
         fits only the hardware that it was taken with.
     qemu_args, kernel_args: added to those of the recipe.
+    peer: the sockets to receive from and to send to on the second network card; without them
+        nobody is on that network.
     in_place: use the image's own disk rather than a copy. Only for building it.
     """
 
@@ -47,12 +49,14 @@ class Machine:
         snapshot: str | None = recipe.SNAPSHOT,
         qemu_args: Sequence[str] = (),
         kernel_args: str = "",
+        peer: tuple[Path, Path] | None = None,
         in_place: bool = False,
     ) -> None:
         self._image = image
         self._snapshot = snapshot
         self._extra_args = tuple(qemu_args)
         self._kernel_args = f"{recipe.KERNEL_ARGS} {kernel_args}".strip()
+        self._peer = peer
         self._in_place = in_place
         self._directory: Path | None = None
         self._qemu: Qemu | None = None
@@ -78,26 +82,39 @@ class Machine:
     def start(self) -> None:
         """Start it, and wait until commands can be run in it."""
         directory = self._directory = make_work_directory()
-        disk = self._image.disk
-        if not self._in_place:
-            disk = directory / "disk.qcow2"
-            copy = ["cp", "--reflink=auto", "--sparse=always", str(self._image.disk), str(disk)]
-            subprocess.run(copy, check=True)
-        self._qemu = Qemu(self._command(disk), directory)
-        self._qemu.start(MONITOR_TIMEOUT)
         # A newer recipe's build removes this image, while this machine may still run.
-        key = Path(shutil.copy(self._image.key, directory))
-        self._ssh = Ssh(self._qemu.forwarded_port(), key, directory)
-        self._connect(RESUME_TIMEOUT if self._snapshot else BOOT_TIMEOUT)
+        own = Image(directory)
+        for file, copy in (
+            (self._image.kernel, own.kernel),
+            (self._image.initrd, own.initrd),
+            (self._image.key, own.key),
+        ):
+            shutil.copy(file, copy)
+        if not self._in_place:
+            copy_disk = ["cp", "--reflink=auto", "--sparse=always"]
+            subprocess.run([*copy_disk, str(self._image.disk), str(own.disk)], check=True)
+        self._launch(own, self._snapshot)
 
-    def _command(self, disk: Path) -> list[str]:
+    def _launch(self, own: Image, snapshot: str | None) -> None:
+        """Start QEMU, from a snapshot or by booting, and connect."""
+        self._qemu = Qemu(self._command(own, snapshot), own.directory)
+        self._qemu.start(MONITOR_TIMEOUT)
+        self._ssh = Ssh(self._qemu.forwarded_port(), own.key, own.directory)
+        self._connect(RESUME_TIMEOUT if snapshot else BOOT_TIMEOUT)
+
+    def _command(self, own: Image, snapshot: str | None) -> list[str]:
         command = [recipe.QEMU, *recipe.HARDWARE]
+        disk = self._image.disk if self._in_place else own.disk
         # cache=unsafe: a copy that nobody needs after a crash.
         command += ["-drive", f"id=disk,if=none,format=qcow2,cache=unsafe,file={disk}"]
         command += ["-netdev", "user,id=net,restrict=on,hostfwd=tcp:127.0.0.1:0-:22"]
-        command += ["-kernel", str(self._image.kernel), "-initrd", str(self._image.initrd)]
+        # The same kind for all, since a snapshot is for all; what is sent to nobody is dropped.
+        here, there = self._peer or (own.directory / "peer", own.directory / "nobody")
+        ends = f"local.type=unix,local.path={here},remote.type=unix,remote.path={there}"
+        command += ["-netdev", f"dgram,id=peer,{ends}"]
+        command += ["-kernel", str(own.kernel), "-initrd", str(own.initrd)]
         command += ["-append", self._kernel_args, *self._extra_args]
-        return [*command, *(["-loadvm", self._snapshot] if self._snapshot else [])]
+        return [*command, *(["-loadvm", snapshot] if snapshot else [])]
 
     @property
     def qemu(self) -> Qemu:
@@ -206,13 +223,19 @@ class Machine:
         self._connect(RESUME_TIMEOUT)
 
     def restore(self, name: str) -> None:
-        """Go back to a snapshot; its clock is set to now. What was plugged in is then out."""
+        """Go back to a snapshot; its clock is set to now. What was plugged in is then out.
+
+        In a QEMU of its own: one that has run on beyond the snapshot never takes its time stamp
+        counter back, so that in the machine all that time passes at once, and systemd kills each
+        service that has a watchdog.
+        """
         self._check_name(name)
+        if self._directory is None:
+            raise TestbedError("the machine is not running")
         self.ssh.close()
-        self._pull_out()
-        self.qemu.monitor_quiet(f"loadvm {name}")
-        self.qemu.execute("cont")
-        self._connect(RESUME_TIMEOUT)
+        self.qemu.quit(MONITOR_TIMEOUT)
+        self._plugged.clear()
+        self._launch(Image(self._directory), name)
 
     @staticmethod
     def _check_name(name: str) -> None:
@@ -232,18 +255,6 @@ class Machine:
         """Unplug a device; the kernel in the machine has to let go of it."""
         self.qemu.execute("device_del", id=name)
         self._wait_unplugged(name, timeout)
-
-    def _pull_out(self) -> None:
-        """Take out what was plugged in, without asking the kernel, for the sake of a snapshot."""
-        if not self._plugged:
-            return
-        self.qemu.execute("stop")
-        for name in self._plugged:
-            self.qemu.execute("device_del", id=name)
-        # Does at once what the kernel has been asked for.
-        self.qemu.execute("system_reset")
-        for name in list(self._plugged):
-            self._wait_unplugged(name, timeout=10.0)
 
     def _wait_unplugged(self, name: str, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -3,6 +3,8 @@
     testbed     one machine for the whole run, the working tree's package installed in it
     host        that machine, clean at the start of each module
     fresh_host  that machine, clean at the start of each test
+    pair        two other machines with a network and a store of disk images between them
+                (pair.py), clean at the start of each module; minutes, at the first use
 
 A missing image is built (minutes, once); nothing is ever skipped for want of it.
 """
@@ -16,6 +18,7 @@ import pytest
 from tests.testbed.build import ensure_image
 from tests.testbed.host import INSTALLED, Host, prepare
 from tests.testbed.machine import Machine
+from tests.testbed.pair import Pair, running_pair
 
 
 class Testbed:
@@ -33,6 +36,21 @@ class Testbed:
             self.machine.restore(INSTALLED)
         self._used = True
         return Host(self.machine)
+
+
+class PairTestbed:
+    """The run's pair of machines, and whether a test has had it since it was last clean."""
+
+    def __init__(self, pair: Pair) -> None:
+        self._pair = pair
+        self._used = False
+
+    def clean_pair(self) -> Pair:
+        """Return the pair as it was right after the installation."""
+        if self._used:
+            self._pair.clean()
+        self._used = True
+        return self._pair
 
 
 @contextmanager
@@ -78,3 +96,19 @@ def host(testbed: Testbed) -> Host:
 def fresh_host(testbed: Testbed) -> Host:
     """The test host, clean at the start of the test."""
     return testbed.clean_host()
+
+
+@pytest.fixture(scope="session")
+def pair_testbed(pytestconfig: pytest.Config) -> Iterator[PairTestbed]:
+    """Two running test hosts with the working tree's package installed in both."""
+    with _shown(pytestconfig):
+        image = ensure_image()
+        print("\ntestbed: starting two test hosts, installing the package", file=sys.stderr)
+    with running_pair(image) as pair:
+        yield PairTestbed(pair)
+
+
+@pytest.fixture(scope="module")
+def pair(pair_testbed: PairTestbed) -> Pair:
+    """The pair of test hosts, clean at the start of the module."""
+    return pair_testbed.clean_pair()

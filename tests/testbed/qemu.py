@@ -126,6 +126,13 @@ class Qemu:
             return int(match[1])
         raise TestbedError(f"QEMU forwards no port to the machine's ssh:\n{table}")
 
+    def quit(self, timeout: float) -> None:
+        """End QEMU when it has written all that it holds of the disk; the machine is pulled off."""
+        self.execute("quit")
+        if self._process is not None:
+            self._process.wait(timeout)
+        self.stop()
+
     def stop(self) -> None:
         """End QEMU, at once. Does nothing when it is not running."""
         _running.discard(self)

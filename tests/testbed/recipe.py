@@ -38,6 +38,9 @@ HOST_PACKAGES = (
     "python3-structlog",
     "mdevctl",
     "virtinst",
+    # For pair.py: a store of disk images that two hosts share.
+    "nfs-kernel-server",
+    "nfs-common",
 )
 # Unpacked only, never configured: enough to run the compiler once.
 MODULE_PACKAGES = (
@@ -80,6 +83,8 @@ HARDWARE = (
     *("-device", "pcie-root-port,id=slot0,chassis=1,slot=1,addr=0x5"),
     *("-device", "pcie-root-port,id=slot1,chassis=2,slot=2,addr=0x6"),
     *("-device", "nvme-subsys,id=subsys0", "-device", "nvme-subsys,id=subsys1"),
+    # The network between two hosts (pair.py). A single one has it too, and leaves it down.
+    *("-device", "virtio-net-pci,netdev=peer,addr=0x7,romfile="),
 )
 
 

@@ -47,7 +47,11 @@ rm -rf "$conf" "${tree:?}"/boot/*
 for unit in apt-daily.timer apt-daily-upgrade.timer dpkg-db-backup.timer \
     e2scrub_all.timer e2scrub_reap.service fstrim.timer logrotate.timer \
     man-db.timer systemd-tmpfiles-clean.timer systemd-networkd-wait-online.service \
-    getty@tty1.service serial-getty@ttyS0.service sshd-keygen.service; do
+    getty@tty1.service serial-getty@ttyS0.service sshd-keygen.service \
+    rpcbind.socket rpcbind.service rpc-statd.service rpc-statd-notify.service \
+    nfs-blkmap.service nfs-idmapd.service; do
     ln -sf /dev/null "$tree/etc/systemd/system/$unit"
 done
+# Only a pair of hosts shares a store, over NFS 4, which needs none of those above.
+chroot "$tree" systemctl disable nfs-server.service nfs-client.target
 chroot "$tree" systemctl enable systemd-networkd.service ssh.service

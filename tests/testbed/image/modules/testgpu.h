@@ -39,6 +39,7 @@ struct testgpu_vf {
 	unsigned int placement;
 	unsigned int writes;
 	bool open;
+	enum vfio_device_mig_state state;
 	enum testgpu_fault fault;
 	unsigned int delay_ms;
 };
@@ -51,6 +52,7 @@ extern const struct attribute_group *testgpu_driver_groups[];
 
 int testgpu_vf_probe(struct pci_dev *pdev);
 void testgpu_vf_remove(struct pci_dev *pdev);
+void testgpu_migration_init(struct testgpu_vf *vf);
 int testgpu_parent_probe(struct pci_dev *pdev);
 void testgpu_parent_remove(struct pci_dev *pdev);
 

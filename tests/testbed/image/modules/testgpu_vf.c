@@ -237,6 +237,12 @@ static struct testgpu_vf *testgpu_vf_of_vfio(struct vfio_device *vdev)
 	return container_of(vdev, struct testgpu_vf, core.vdev);
 }
 
+static int testgpu_vf_init(struct vfio_device *vdev)
+{
+	testgpu_migration_init(testgpu_vf_of_vfio(vdev));
+	return vfio_pci_core_init_dev(vdev);
+}
+
 static int testgpu_vf_open(struct vfio_device *vdev)
 {
 	struct testgpu_vf *vf = testgpu_vf_of_vfio(vdev);
@@ -246,10 +252,14 @@ static int testgpu_vf_open(struct vfio_device *vdev)
 	if (vf->type)
 		err = vfio_pci_core_enable(&vf->core);
 	vf->open = !err;
+	vf->state = VFIO_DEVICE_STATE_RUNNING;
 	mutex_unlock(&testgpu_lock);
-	if (!err)
-		vfio_pci_core_finish_enable(&vf->core);
-	return err;
+	if (err)
+		return err;
+	vfio_pci_core_finish_enable(&vf->core);
+	/* With the BAR mapped QEMU asks for its dirty pages, gets EINVAL, and migrates no more. */
+	memset(vf->core.bar_mmap_supported, 0, sizeof(vf->core.bar_mmap_supported));
+	return 0;
 }
 
 static void testgpu_vf_close(struct vfio_device *vdev)
@@ -262,7 +272,7 @@ static void testgpu_vf_close(struct vfio_device *vdev)
 
 static const struct vfio_device_ops testgpu_vf_ops = {
 	.name = "nvidia-vgpu-vfio",
-	.init = vfio_pci_core_init_dev,
+	.init = testgpu_vf_init,
 	.release = vfio_pci_core_release_dev,
 	.open_device = testgpu_vf_open,
 	.close_device = testgpu_vf_close,
