@@ -6,6 +6,7 @@ mdev: the sample driver mtty. vendor-vfio: two GPUs of four VFs each (tests/test
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from tests.domains import device_of, uuid_of
@@ -51,8 +52,13 @@ class Kind:
     def __init__(self, host: Host) -> None:
         self.host = host
 
-    def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
-        """Define a domain with these vGPUs attached; return their devices."""
+    def define(
+        self, name: str, *profiles: str, disk: str = IDLE_DISK, movable: bool = False
+    ) -> list[str]:
+        """Define a domain with these vGPUs attached; return their devices.
+
+        movable: QEMU can save and migrate it.
+        """
         raise NotImplementedError
 
     def settled(self, name: str, count: int = 1) -> list[str]:
@@ -106,13 +112,13 @@ class MdevKind(Kind):
     name = "mdev"
     profile, other, by_name, type_id = "mtty-1", "mtty-2", "single port serial", "mtty-1"
 
-    def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
+    def define(
+        self, name: str, *profiles: str, disk: str = IDLE_DISK, movable: bool = False
+    ) -> list[str]:
         own = uuid_of(name)
         devices = [device_of(own, str(slot)) for slot in range(len(profiles))]
         hostdevs = [mdev_hostdev(d, alias=f"ua-vgpu-{n}") for n, d in enumerate(devices)]
-        asked = [{"profile": profile} for profile in profiles]
-        xml = domain_xml(name, uuid=own, disk=disk, profiles=asked, extra_hostdevs=hostdevs)
-        self.host.define(xml)
+        self.host.define(_asking(name, profiles, hostdevs, disk, movable))
         return devices
 
     def settled(self, name: str, count: int = 1) -> list[str]:
@@ -160,16 +166,15 @@ class VfKind(Kind):
         self._filled: list[str] = []
         host.machine.write("/root/named.py", NAMED.encode())
 
-    def define(self, name: str, *profiles: str, disk: str = IDLE_DISK) -> list[str]:
+    def define(
+        self, name: str, *profiles: str, disk: str = IDLE_DISK, movable: bool = False
+    ) -> list[str]:
         recorded = {row[0] for row in query(self.host, "SELECT device FROM assignment")}
         taken = recorded | set(self.present())
         free = [vf for vf in self.vfs if vf not in taken]
         devices = free[: len(profiles)]
         hostdevs = [pci_hostdev(d, alias=f"ua-vgpu-{n}") for n, d in enumerate(devices)]
-        asked = [{"profile": profile} for profile in profiles]
-        self.host.define(
-            domain_xml(name, uuid=uuid_of(name), disk=disk, profiles=asked, extra_hostdevs=hostdevs)
-        )
+        self.host.define(_asking(name, profiles, hostdevs, disk, movable))
         return self.settled(name, len(profiles))
 
     def settled(self, name: str, count: int = 1) -> list[str]:
@@ -217,6 +222,19 @@ class VfKind(Kind):
 
 
 KINDS: dict[str, type[Kind]] = {"mdev": MdevKind, "vendor-vfio": VfKind}
+
+
+def _asking(
+    name: str, profiles: Sequence[str], hostdevs: Sequence[Element], disk: str, movable: bool
+) -> str:
+    return domain_xml(
+        name,
+        uuid=uuid_of(name),
+        disk=disk,
+        profiles=[{"profile": profile} for profile in profiles],
+        extra_hostdevs=hostdevs,
+        migratable=[f"ua-vgpu-{slot}" for slot in range(len(profiles))] if movable else [],
+    )
 
 
 def _group(host: Host, path: str) -> str:

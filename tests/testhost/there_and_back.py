@@ -6,8 +6,8 @@ import subprocess
 import time
 
 from tests.testbed.host import Host
-from tests.testhost.kinds import MdevKind
-from tests.testhost.vms import assignments, saveable
+from tests.testhost.kinds import Kind
+from tests.testhost.vms import assignments
 
 NAMES = ("host1", "host2")
 
@@ -21,25 +21,32 @@ def migrate(
     return host.run(command, check=check, timeout=1800)
 
 
-def there_and_back(hosts: tuple[Host, Host], rounds: int) -> str:
+def there_and_back(kinds: tuple[Kind, Kind], rounds: int) -> str:
     """Migrate a VM there and back so many times; return what was seen, in a line."""
-    kind = MdevKind(hosts[0])
-    kind.host.define(saveable("traveller"))
-    devices = kind.settled("traveller")
-    kind.host.virsh("start", "traveller")
-    times = []
+    hosts = tuple(kind.host for kind in kinds)
+    kinds[0].define("traveller", kinds[0].profile, movable=True)
+    hosts[0].virsh("start", "traveller")
+    times, seen = [], list(kinds[0].present())
     for number in range(2 * rounds):
-        here, there = hosts[number % 2], hosts[(number + 1) % 2]
+        here, there = kinds[number % 2], kinds[(number + 1) % 2]
         begun = time.monotonic()
-        migrate(here, "traveller", NAMES[(number + 1) % 2])
+        migrate(here.host, "traveller", NAMES[(number + 1) % 2])
         times.append(time.monotonic() - begun)
-        assert there.state("traveller") == "running"
-        assert (here.mdevs(), there.mdevs()) == ([], devices)
-        assert (assignments(here), assignments(there)) == ([], [("traveller", "assigned")])
-        MdevKind(there).settled("traveller")
+        assert there.host.state("traveller") == "running"
+        assert here.present() == []
+        (device,) = there.present()
+        assert assignments(here.host) == []
+        assert assignments(there.host) == [("traveller", "assigned")]
+        # Its definition came past the hook.
+        assert there.settled("traveller") == [device]
+        seen.append(device)
     hosts[0].virsh("destroy", "traveller")
-    for host in hosts:
-        assert host.mdevs() == []
-        assert assignments(host) == []
+    hosts[0].virsh("undefine", "traveller")
+    for kind in kinds:
+        assert kind.present() == []
+        assert assignments(kind.host) == []
     middle = sorted(times)[len(times) // 2]
-    return f"there and back {rounds} times: median {middle:.0f} s each way (TCG), no device left"
+    return (
+        f"{kinds[0].name}: there and back {rounds} times, on {', '.join(sorted(set(seen)))}:"
+        f" median {middle:.0f} s each way (TCG), no device left"
+    )

@@ -6,8 +6,8 @@ import json
 import shlex
 from typing import Any
 
-from tests.domains import device_of, uuid_of
-from tests.testbed.guests import domain_xml, mdev_hostdev
+from tests.domains import uuid_of
+from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, Host
 
 HOLDER = """\
@@ -27,19 +27,6 @@ sys.exit("no such handle")
 def define_request(host: Host, name: str, *requests: dict[str, str]) -> None:
     """Define a domain that asks for vGPUs and has no hostdev yet."""
     host.define(domain_xml(name, uuid=uuid_of(name), disk=IDLE_DISK, profiles=requests))
-
-
-def saveable(name: str, disk: str = IDLE_DISK) -> str:
-    """Return a VM with an mdev that QEMU can save and migrate."""
-    own = uuid_of(name)
-    return domain_xml(
-        name,
-        uuid=own,
-        disk=disk,
-        profiles=[{"profile": "mtty-1"}],
-        extra_hostdevs=[mdev_hostdev(device_of(own), alias="ua-vgpu-0")],
-        migratable=["ua-vgpu-0"],
-    )
 
 
 def definition_devices(host: Host, name: str) -> list[str]:
