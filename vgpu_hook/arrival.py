@@ -56,26 +56,38 @@ def rewrite(
     subject: Domain,
     plan: Plans,
     stands: tuple[VgpuRequest, ...] | None = None,
+    *,
+    restored: bool = False,
 ) -> Arrival:
     """Return the XML with a device of this host behind each slot; or raise VgpuError.
 
     `stands`: what the domain asks for by now, which a saved image can't change (R9); None if
-    that is what the XML says. R8: a VM that wakes up as a fork gets devices of its own.
+    that is what the XML says. R8: a VM that is `restored` as a fork gets devices of its own. One
+    that is migrated is what it was; what it may not have is refused by its start.
     """
     if stands is not None:
         check_saved(subject, stands, plan)
     wanted = {r.slot: r for r in (subject.request if stands is None else stands)}
-    served = [h for h in subject.hostdevs if h.slot in wanted]  # else refused by the start
-    for hostdev in served:
-        request = wanted[hostdev.slot or ""]
+    served = []
+    for hostdev in subject.hostdevs:
+        request = wanted.get(hostdev.slot or "")
+        if request is None:
+            continue  # refused by the start, if it is ours
         if request.fork != "new" and subject.inherits(hostdev):
-            raise _fork_refused(subject, request)
+            if restored:
+                raise _fork_refused(subject, request, on_record=stands is not None)
+            continue
         plan.require_offer(request)
+        served.append(hostdev)
     saved = {request.slot: request for request in subject.request}
     current = _with_current(subject, plan)
     devices, changes = [], []
     if subject.refused:
         text = domain.set_refused(text, "")
+    for request in subject.request:
+        if subject.hostdev(request.slot) is None:  # it ran without one
+            text = domain.detach(text, request.slot)
+            changes.append(f"slot {request.slot}: asked for, but the VM has none")
     for there in served:
         request = wanted[there.slot or ""]
         planned, inherited = plan(current, request)
@@ -112,8 +124,8 @@ def check_saved(subject: Domain, stands: tuple[VgpuRequest, ...], plan: Plans | 
     asked = {request.slot: request for request in stands}
     for slot in slots:
         was, now = saved.get(slot), asked.get(slot)
-        same = was is not None and now is not None and (plan is None or plan.same_type(was, now))
-        if same:
+        # If the image doesn't say, QEMU finds out whether its state fits.
+        if now is not None and (was is None or plan is None or plan.same_type(was, now)):
             continue
         kind = f"profile {was.profile!r}" if was is not None else "a profile that it doesn't say"
         asks = f"asks for {now.profile!r} there now" if now else "asks for none there now"
@@ -152,10 +164,11 @@ def _profiles(requests: list[VgpuRequest]) -> str:
     return ", ".join(f"{r.profile!r} in slot {r.slot!r}" for r in requests)
 
 
-def _fork_refused(subject: Domain, request: VgpuRequest) -> Refused:
+def _fork_refused(subject: Domain, request: VgpuRequest, *, on_record: bool) -> Refused:
     policy = "gets none" if request.fork == "none" else "must not start"
+    file = f"virsh edit {shell_word(subject.name)}" if on_record else "virsh save-image-edit FILE"
     return Refused(
         f"domain {subject.name!r}: its state is that of another domain, and the request of slot"
         f" {request.slot!r} says that a fork {policy}; a vGPU can't be taken out of a saved guest",
-        "set fork='new' in its <metadata>: virsh save-image-edit FILE",
+        f"set fork='new' in its <metadata>: {file}",
     )

@@ -66,6 +66,7 @@ def attach(arguments: argparse.Namespace) -> int:
         except VgpuError:
             opened.devices.keep_reservations(subject.uuid, _slots(subject))
             raise
+        _note_live(libvirt, found, request)
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
         _record(libvirt, found, opened)
@@ -89,7 +90,7 @@ def detach(arguments: argparse.Namespace) -> int:
     def change(text: bytes) -> bytes:
         subject = domain.parse(text)
         slots[:] = [arguments.slot] if arguments.slot is not None else _only_slot(subject)
-        if slots[0] not in _slots(subject):
+        if slots[0] not in [*_slots(subject), *_recorded(subject)]:
             raise VgpuError(
                 f"domain {subject.name!r} has no vGPU in slot {slots[0]!r}"
                 f" (it has: {', '.join(_slots(subject)) or 'none'})"
@@ -254,6 +255,14 @@ def _record(libvirt: Libvirt, found: Any, opened: Store) -> None:
     opened.domains.set_requests(subject.uuid, subject.name, subject.request)
 
 
+def _note_live(libvirt: Libvirt, found: Any, request: VgpuRequest) -> None:
+    """Note the request in the running domain; it has its vGPU even if that fails."""
+    try:
+        hotplug.note_request(libvirt, found, request.slot, request)
+    except VgpuError as error:
+        print(f"warning: it can't be restored or migrated with it: {error}", file=sys.stderr)
+
+
 def _hostdev(planner: Planner, subject: Domain, request: VgpuRequest) -> Hostdev:
     """Return the hostdev that the request is to have, whatever is there."""
     hostdev = planner(subject, request._replace(fork="new")).hostdev
@@ -292,6 +301,12 @@ def _slots(subject: Domain) -> list[str]:
 def _free_slot(subject: Domain) -> str:
     taken = _slots(subject)
     return next(str(number) for number in range(len(taken) + 1) if str(number) not in taken)
+
+
+def _recorded(subject: Domain) -> list[str]:
+    """Return the slots that the domain is on record with: its definition may have changed since."""
+    opened = context.existing_store(config.load())
+    return [r.slot for r in opened.domains.requests(subject.uuid)] if opened is not None else []
 
 
 def _only_slot(subject: Domain) -> list[str]:

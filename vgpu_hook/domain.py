@@ -71,6 +71,17 @@ def hostdev_xml(request: VgpuRequest, hostdev: Hostdev) -> bytes:
     return data
 
 
+def request_xml(text: bytes) -> str | None:
+    """Return the request as virDomainSetMetadata takes it, without its namespace; None if none."""
+    container = _container(_root(text))
+    if container is None:
+        return None
+    plain = etree.Element("vgpus", dict(container.attrib))
+    for element in container.iterfind(VGPU):
+        etree.SubElement(plain, "vgpu", dict(element.attrib))
+    return str(etree.tostring(plain, encoding="unicode"))
+
+
 def volumes(text: bytes) -> list[tuple[str, str]]:
     """Return (pool, volume) or ("", path) of each disk that is the domain's own to write."""
     found = []

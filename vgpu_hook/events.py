@@ -42,6 +42,11 @@ LASTED = 30.0
 KEEPALIVE = (5, 3)
 """Seconds between probes, and how many may be missed."""
 
+_ARRIVED = (
+    libvirt.VIR_DOMAIN_EVENT_STARTED_MIGRATED,
+    libvirt.VIR_DOMAIN_EVENT_STARTED_RESTORED,
+)
+
 _LOOP_STARTED = threading.Event()
 
 
@@ -164,7 +169,11 @@ class Source:
             kind = REVERTED
         if kind == UNDEFINED and detail == libvirt.VIR_DOMAIN_EVENT_UNDEFINED_RENAMED:
             return  # DEFINED follows, under the new name
-        if kind not in (None, STARTED):
+        if kind == STARTED and detail in _ARRIVED:
+            # It may have another VF than its definition names: `restore` and `migrate` see no
+            # definition.
+            self._put(number, Event(DEFINED, domain.UUIDString()))
+        elif kind not in (None, STARTED):
             self._put(number, Event(str(kind), domain.UUIDString()))
         if kind in (STARTED, STOPPED, UNDEFINED) and number == self._number:
             self.ask(REBALANCE)

@@ -30,25 +30,28 @@ ARRIVALS = (RESTORE, "migrate")
 
 def main(arguments: list[str] | None = None, xml: bytes | None = None) -> int:
     """Serve one call of the hook; return its exit status."""
-    given = tuple(sys.argv[1:] if arguments is None else arguments)
-    operation = operation_of(given)
-    if operation not in (START, *STOPS, *ARRIVALS):
-        return 0
-    text = sys.stdin.buffer.read() if xml is None else xml
-    if is_ours(text):
-        answer = _answer(given, text)
-    elif operation == RESTORE:
-        from vgpu_hook import operations
-
-        answer = operations.restored_without_request(text)
-    else:
-        return 0
+    given = sys.argv[1:] if arguments is None else arguments
+    answer = serve(given, sys.stdin.buffer.read() if xml is None else xml)
     if answer.stderr:
         print(answer.stderr, file=sys.stderr)
     if answer.output:
         sys.stdout.buffer.write(answer.output)
         sys.stdout.buffer.flush()
     return answer.status
+
+
+def serve(arguments: list[str], xml: bytes) -> Answer:
+    """Return the answer to one call of the hook."""
+    operation = operation_of(tuple(arguments))
+    if operation not in (START, *STOPS, *ARRIVALS):
+        return Answer(0)
+    if is_ours(xml):
+        return _answer(tuple(arguments), xml)
+    if operation != RESTORE:
+        return Answer(0)
+    from vgpu_hook import operations
+
+    return operations.restored_without_request(xml)
 
 
 def operation_of(arguments: tuple[str, ...]) -> str:

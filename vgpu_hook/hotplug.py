@@ -15,7 +15,15 @@ import libvirt
 from vgpu_hook import domain
 from vgpu_hook.libvirtd import Libvirt
 from vgpu_hook.lifecycle import Lifecycle
-from vgpu_hook.model import ALIAS_PREFIX, Domain, Hostdev, VgpuError, VgpuRequest, shell_word
+from vgpu_hook.model import (
+    ALIAS_PREFIX,
+    NAMESPACE,
+    Domain,
+    Hostdev,
+    VgpuError,
+    VgpuRequest,
+    shell_word,
+)
 from vgpu_hook.store import Store
 
 UNPLUG_WAIT = 20.0
@@ -67,7 +75,30 @@ def unplug(
             return False
         time.sleep(0.2)
     lifecycle_for().release_all(subject.uuid, generations)
+    note_request(libvirt_, found, slot, None)
     return True
+
+
+def note_request(libvirt_: Libvirt, found: Any, slot: str, request: VgpuRequest | None) -> None:
+    """Have the running domain's own metadata say what it has in the slot; None: nothing.
+
+    libvirt keeps it apart from the definition's (facts C5), and it is what a saved image and a
+    migration carry along.
+    """
+    text = str(libvirt_.call(found, found.XMLDesc)).encode()
+    subject = domain.parse(text)
+    there = subject.hostdev(slot)
+    if request is None:
+        if slot not in {r.slot for r in subject.request}:
+            return
+        after = domain.detach(text, slot)
+    elif there is not None and request not in subject.request:
+        after = domain.repoint(text, request, there)
+    else:
+        return
+    kind, flags = libvirt.VIR_DOMAIN_METADATA_ELEMENT, libvirt.VIR_DOMAIN_AFFECT_LIVE
+    xml = domain.request_xml(after)
+    libvirt_.call(found, found.setMetadata, kind, xml, "vgpu", NAMESPACE, flags)
 
 
 def live(libvirt_: Libvirt, found: Any) -> Domain:

@@ -161,7 +161,7 @@ class Lifecycle:
         with planning_lock(self._settings.runtime, self._deadline):
             policy = self._settings.placement
             planner = Planner(parents, self._store, policy, self._nodes_of, reserve=False)
-            done = arrival.rewrite(text, domain, planner, stands)
+            done = arrival.rewrite(text, domain, planner, stands, restored=restored)
             for hostdev in done.devices:
                 if hostdev.type == HOSTDEV_TYPE[VENDOR_VFIO]:
                     slot, vf = hostdev.slot or "", hostdev.address

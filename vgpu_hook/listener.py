@@ -221,5 +221,7 @@ class Listener:
         """Release a vGPU that was taken out of a running domain."""
         slot = alias.removeprefix(ALIAS_PREFIX)
         generations = self._store.generations(domain_uuid, slot)
-        if hotplug.live(libvirt, libvirt.find_uuid(domain_uuid)).hostdev(slot) is None:
+        found = libvirt.find_uuid(domain_uuid)
+        if hotplug.live(libvirt, found).hostdev(slot) is None:
             self._lifecycle_for().release_all(domain_uuid, generations)
+            hotplug.note_request(libvirt, found, slot, None)

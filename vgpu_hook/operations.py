@@ -179,7 +179,7 @@ def _refuse_older_image(subject: Domain) -> None:
     """
     try:
         settings = config.load()
-        deadline = Deadline(settings.hook_deadline)
+        deadline = Deadline(settings.hook_deadline / 4)
         doing = f"looking what domain {subject.name!r} asks for"
         stands = bounded.run(_on_record, subject, settings, deadline=deadline, doing=doing)
     except Exception:  # noqa: BLE001 - R14: it may be none of our business

@@ -85,11 +85,11 @@ class Reconciler:
         domains = self._ask_libvirt()
         found = [*self._unrecorded(rows, domains), *self._recorded(rows, domains)]
         if domains is not None and not self._dry_run:
-            for gone in names.keys() - domains.keys():
-                self._store.domains.forget(gone)
             # libvirt may not list yet what is on its way here.
-            named = {r.domain_uuid for r in reservations if not r.is_kept}
-            for domain_uuid in named - domains.keys():
+            kept = {r.domain_uuid for r in reservations if r.is_kept}
+            for gone in names.keys() - domains.keys() - kept:
+                self._store.domains.forget(gone)
+            for domain_uuid in {r.domain_uuid for r in reservations} - domains.keys() - kept:
                 self._store.devices.keep_reservations(domain_uuid, ())
         return found
 

@@ -14,6 +14,8 @@ from tests.domains import device_of, domain_xml, uuid_of
 from tests.libvirt.server import LibvirtServer
 from tests.product import PATIENCE, Product
 from tests.simhost import SimHost
+from vgpu_hook import hotplug
+from vgpu_hook.libvirtd import Libvirt
 
 Define = Callable[..., None]
 A = domain_xml("a", {"0": "mtty-1"})
@@ -277,3 +279,24 @@ def test_the_boot_gate_runs_commands_in_order_and_waits_for_late_parents(
     answer = product.command("boot-gate")
     assert answer.status == 1
     assert "still missing: profile 'never'" in answer.out
+
+
+def test_a_running_domain_s_own_metadata_says_what_it_has(
+    server: LibvirtServer, hooked: Product, define: Define
+) -> None:
+    """What a saved image and a migration carry along (facts C5)."""
+    define("noted")
+    server.virsh("start", "noted")
+    asked = "<vgpus><vgpu name='x' profile='p &amp; q'/><vgpu name='y' profile='r'/></vgpus>"
+    uri = "urn:vgpu-hook:domain:1"
+    server.virsh("metadata", "noted", "--live", uri, "--key", "vgpu", "--set", asked)
+    libvirt_ = Libvirt(server.uri)
+    found = libvirt_.find("noted")
+    assert [r.slot for r in hotplug.live(libvirt_, found).request] == ["x", "y"]
+    for slot, left in (("y", ["x"]), ("y", ["x"]), ("x", [])):
+        hotplug.note_request(libvirt_, found, slot, None)
+        request = hotplug.live(libvirt_, found).request
+        assert [r.slot for r in request] == left
+        assert all(r.profile == "p & q" for r in request)
+    assert libvirt_.definition(found).count(b"vgpu") == 0
+    libvirt_.connection.close()

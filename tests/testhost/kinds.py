@@ -93,6 +93,9 @@ class Kind:
         """Take a vGPU away by hand."""
         raise NotImplementedError
 
+    def movable(self, name: str) -> None:
+        """Make QEMU save the running VM; for one that was defined `movable`."""
+
     def hold(self, name: str, device: str) -> None:
         """Have another process keep QEMU's handle on the device open; vms.let_go ends it."""
         self.host.machine.write("/root/holder.py", HOLDER.encode())
@@ -201,6 +204,11 @@ class VfKind(Kind):
 
     def group_of(self, device: str) -> str:
         return _group(self.host, f"/sys/bus/pci/devices/{device}")
+
+    def movable(self, name: str) -> None:
+        # While a VM is saved, QEMU takes all that its VF might write to as written to, each time
+        # anew, since this IOMMU keeps no log: it must be content with what is left.
+        self.host.virsh("migrate-setmaxdowntime", name, "1000000")
 
     def foreign(self) -> tuple[str, Element]:
         self._set(self.vfs[:1], 1148)

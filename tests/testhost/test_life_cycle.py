@@ -18,6 +18,7 @@ from tests.testhost.vms import (
     define_request,
     let_go,
     qemu_pid,
+    vgpu_requests,
 )
 
 STEPS = ["starts blocked", "stopped", "vGPU released", "undefined", "volume removed"]
@@ -259,12 +260,16 @@ def test_a_vgpu_is_plugged_into_and_out_of_a_running_vm(kind: Kind) -> None:
     host.run(f"vgpu-hook attach hot --profile {kind.profile} --live")
     devices = kind.settled("hot", 2)
     assert kind.present() == sorted(devices)
-    assert host.virsh("dumpxml", "hot").stdout.count("ua-vgpu-") == 2
+    live = host.virsh("dumpxml", "hot").stdout
+    assert live.count("ua-vgpu-") == 2
+    # What a saved image and a migration carry along says so too.
+    assert len(vgpu_requests(live)) == 2
     done = host.run("vgpu-hook detach hot --slot 1 --live", check=False)
     assert done.returncode == 0, done.stderr
     # A guest without a system may never let go.
     held = "when the guest lets go" in done.stdout
     assert kind.present() == (sorted(devices) if held else devices[:1])
+    assert len(vgpu_requests(host.virsh("dumpxml", "hot").stdout)) == (2 if held else 1)
     host.virsh("destroy", "hot")
     assert kind.present() == []
     assert assignments(host) == []
@@ -274,6 +279,7 @@ def test_managed_save_gives_the_vgpu_back_and_start_takes_one_again(kind: Kind) 
     host = kind.host
     devices = kind.define("saved", kind.profile, movable=True)
     host.virsh("start", "saved")
+    kind.movable("saved")
     host.virsh("managedsave", "saved")
     assert kind.present() == []
     assert assignments(host) == []

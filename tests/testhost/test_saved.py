@@ -34,6 +34,7 @@ def start(kind: Kind, name: str) -> str:
     before = kind.present()
     kind.define(name, kind.profile, movable=True)
     kind.host.virsh("start", name)
+    kind.movable(name)
     (device,) = set(kind.present()) - set(before)
     return device
 

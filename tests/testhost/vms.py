@@ -6,6 +6,8 @@ import json
 import shlex
 from typing import Any
 
+from lxml import etree
+
 from tests.domains import uuid_of
 from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, Host
@@ -27,6 +29,12 @@ sys.exit("no such handle")
 def define_request(host: Host, name: str, *requests: dict[str, str]) -> None:
     """Define a domain that asks for vGPUs and has no hostdev yet."""
     host.define(domain_xml(name, uuid=uuid_of(name), disk=IDLE_DISK, profiles=requests))
+
+
+def vgpu_requests(xml: str) -> list[str]:
+    """Return the profiles that a domain's XML asks for."""
+    request = etree.fromstring(xml.encode()).iter("{urn:vgpu-hook:domain:1}vgpu")
+    return [element.get("profile", "") for element in request]
 
 
 def definition_devices(host: Host, name: str) -> list[str]:
