@@ -115,6 +115,9 @@ def parser() -> argparse.ArgumentParser:
         home="migration",
     )
     arrive.add_argument("file", metavar="FILE.xml", help="- for stdin")
+    arrive.add_argument(
+        "--stopped", action="store_true", help="the VM does not run: it needs no room yet"
+    )
     _format(arrive)
 
     store = _add(commands, "store", "check the store of assignments, or set it aside")

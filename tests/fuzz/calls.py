@@ -1,7 +1,8 @@
 """Calls of the hook with anything on stdin, in this process and as libvirt does it, and what holds.
 
 Whatever comes: exit status 0, or one line of stderr and the status of a refusal, from an operation
-that can be refused; on stdout nothing, or a whole domain from one that libvirt takes it from.
+that can be refused; on stdout nothing, or a whole domain from one that libvirt takes it from. A
+restore never fails: what it prints may say why the start with it is refused, and that start is.
 """
 
 from __future__ import annotations
@@ -26,12 +27,13 @@ from tests.fuzz.domains import OPERATIONS, Subject
 from tests.fuzz.mutations import inputs
 from tests.product import PATIENCE, Answer, Product
 from tests.simhost import SimHost
+from tests.simulated.arrivals import besides_note, noted
 from vgpu_hook import hook
 
 INSIDE, PROCESS = "inside", "process"
 """The levels: hook.main in this process, and hooks/qemu, which takes several times as long."""
 
-REFUSABLE = ("prepare", "restore", "migrate")
+REFUSABLE = ("prepare", "migrate")
 ARRIVALS = ("restore", "migrate")
 NEVER = ("Traceback", "internal error", "process that did it died", "has not returned within")
 OF_LIBXML2 = "can't be read: internal error: Huge input lookup"
@@ -76,10 +78,18 @@ class Fuzzed:
         """Do the call. Raises AssertionError if what must hold does not."""
         self.tried[call.level] += 1
         try:
-            answer = self._inside(call) if call.level == INSIDE else self._process(call)
-            self.tried["refused"] += answer.status != 0
-            self.tried["rewritten"] += answer.out != ""
+            answer = self._do(call)
             check_answer(call, answer)
+            reason = noted(answer.out.encode()) if answer.out else ""
+            self.tried["refused"] += answer.status != 0 or reason != ""
+            self.tried["rewritten"] += answer.out != "" and not reason
+            if reason:
+                self.tried["noted"] += 1
+                assert call.operation == "restore", "noted why, and went on"
+                start = call._replace(operation="prepare", xml=answer.out.encode())
+                refused = self._do(start)
+                check_answer(start, refused)
+                assert refused.err == f"vgpu-hook: {reason}\n", "refused for another reason"
         except Exception as error:
             text = f"{type(error).__name__}: {error}"
             if self.failed is None or len(call.xml) < len(self.failed[0].xml):
@@ -92,6 +102,9 @@ class Fuzzed:
         assert odd == []
         status = self.product.command("status")
         assert status.status == 0, status.err
+
+    def _do(self, call: Call) -> Answer:
+        return self._inside(call) if call.level == INSIDE else self._process(call)
 
     def _inside(self, call: Call) -> Answer:
         out, err = io.BytesIO(), io.StringIO()
@@ -132,6 +145,9 @@ def check_answer(call: Call, answer: Answer) -> None:
         assert printed.tag == "domain"
         for tag in ("name", "uuid", "memory"):
             assert printed.findtext(tag) == given.findtext(tag), f"<{tag}> was changed"
+        if noted(answer.out.encode()):
+            same = besides_note(answer.out.encode()) == besides_note(call.xml)
+            assert same, "more was changed than the reason"
 
 
 @contextlib.contextmanager

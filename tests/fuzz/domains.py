@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.domains import device_of, hostdev, mark_of, pci_hostdev, uuid_of
 
-OPERATIONS = ("prepare", "stopped", "release", "restore", "migrate", "migrate")
+OPERATIONS = ("prepare", "stopped", "release", "restore", "restore", "migrate")
 UUIDS = tuple(uuid_of(f"fuzzed-{number}") for number in range(4))
 """Few, so that the calls meet what earlier ones left."""
 
@@ -124,11 +124,13 @@ def domains(draw: st.DrawFn, subject: Subject) -> tuple[str, bytes]:
     if draw(st.integers(0, 19)) == 19:
         asked = ""
     given = "".join(draw(hostdevs(subject, own, slot)) for slot in slots)
+    note = attributes({"refused": draw(TEXT)}) if draw(st.integers(0, 9)) == 9 else ""
     written = mostly(draw, st.sampled_from([own, own.upper()]), TEXT)
     nodes, cpus = draw(NUMBERS), draw(NUMBERS)
     return name, (
         f"<domain type='qemu' id='1'><name>{escape(name)}</name><uuid>{escape(written)}</uuid>"
-        f"<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'>{asked}</vgpu:vgpus></metadata>"
+        f"<metadata><vgpu:vgpus xmlns:vgpu='urn:vgpu-hook:domain:1'{note}>{asked}</vgpu:vgpus>"
+        "</metadata>"
         f"<memory unit='KiB'>16384</memory><vcpu cpuset='{cpus}'>1</vcpu>"
         f"<numatune><memory mode='strict' nodeset='{nodes}'/></numatune>"
         f"<os><type>hvm</type></os><devices><emulator>/usr/bin/qemu</emulator>{given}</devices>"

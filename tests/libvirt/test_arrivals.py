@@ -1,21 +1,27 @@
 """Saved guests that wake up under a real libvirtd: what our hook says, alone and among others.
 
-The machine has no VFIO, so no guest here ever had a vGPU: what our hook prints for those that have
-is tested by simulated/test_arrivals.py, and for real on the test host.
+What is refused must still be there: libvirt 11.3 removes a managed save when its restore hook
+fails, and says that the domain has started. The machine has no VFIO, so no guest here ever had a
+vGPU: what our hook prints for those that have is tested by simulated/test_arrivals.py, and for real
+on the test host.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from lxml import etree
 
+from tests.domains import uuid_of
 from tests.libvirt.server import LibvirtServer
 from tests.libvirt.test_listener import Daemon, known
 from tests.product import Product
+from vgpu_hook import store_file
 
 Define = Callable[..., None]
 TITLE = "<title>seen by the first</title>"
@@ -57,6 +63,34 @@ def scripts(server: LibvirtServer, hooked: Product, tmp_path: Path) -> Iterator[
 
 def is_running(server: LibvirtServer, name: str) -> bool:
     return server.virsh("domstate", name).stdout.strip() == "running"
+
+
+def is_saved(server: LibvirtServer, name: str) -> bool:
+    """Tell whether the domain has a managed save, in libvirt's mind and on disk."""
+    with closing(server.connect()) as connection:
+        known = bool(connection.lookupByName(name).hasManagedSaveImage())
+    shown = server.virsh("dominfo", name).stdout
+    assert re.search(r"^Managed save:\s+(yes|no)$", shown, re.M), shown
+    assert known == bool(re.search(r"^Managed save:\s+yes$", shown, re.M))
+    file = server.folder / "lib" / "qemu" / "save" / f"{name}.save"
+    assert file.exists() == known
+    return known
+
+
+def is_refused(server: LibvirtServer, name: str, told: str, *wake: str) -> str:
+    """Have the guest be woken up, which is refused and changes nothing; return what is said."""
+    before = server.virsh("dumpxml", "--inactive", name).stdout
+    was_saved = is_saved(server, name)
+    refused = server.virsh(*(wake or ("start", name)))
+    assert refused.returncode == 1
+    assert "started" not in refused.stdout
+    assert f"vgpu-hook: domain {name!r}: " in refused.stderr
+    assert told in refused.stderr
+    assert "Traceback" not in refused.stderr
+    assert server.virsh("domstate", name).stdout.strip() == "shut off"
+    assert is_saved(server, name) == was_saved
+    assert server.virsh("dumpxml", "--inactive", name).stdout == before
+    return refused.stderr
 
 
 def saved(server: LibvirtServer, name: str) -> None:
@@ -104,14 +138,11 @@ def test_r9_a_guest_saved_before_its_domain_asked_comes_back_by_the_way_out(
     attach(server, hooked, "a", "--profile", "mtty-1")
     if followed:
         hooked.wait_for("it is on record", lambda: known(hooked) == [("a", "0", "mtty-1")])
-    told = "domain 'a': its saved state is from before it asked for 'mtty-1' in slot '0'"
+    told = "its saved state is from before it asked for 'mtty-1' in slot '0'"
     for _ in range(2):  # the image is not used up
-        refused = server.virsh(*wake)
-        assert refused.returncode == 1
-        assert told in refused.stderr
-        assert "Traceback" not in refused.stderr
-        assert not is_running(server, "a")
-    command = refused.stderr.split("to go on from it run: ")[1].split(";")[0]
+        refused = is_refused(server, "a", told, *wake)
+        assert is_saved(server, "a") == (to == "managed save")
+    command = refused.split("to go on from it run: ")[1].split(";")[0]
     assert command == "vgpu-hook detach --slot 0 a"
     arguments = shlex.split(command)[2:]
     assert hooked.command("detach", "-c", server.uri, *arguments).status == 0
@@ -120,6 +151,25 @@ def test_r9_a_guest_saved_before_its_domain_asked_comes_back_by_the_way_out(
     back = server.virsh(*wake)
     assert back.returncode == 0, back.stderr
     assert is_running(server, "a")
+    assert not is_saved(server, "a")
+    for which in ([], ["--inactive"]):
+        assert "refused=" not in server.virsh("dumpxml", *which, "a").stdout
+
+
+def test_r9_to_start_afresh_is_the_other_way_out(
+    server: LibvirtServer, hooked: Product, define: Define, daemon: Daemon
+) -> None:
+    define("a")
+    saved(server, "a")
+    attach(server, hooked, "a", "--profile", "mtty-1")
+    hooked.wait_for("it is on record", lambda: known(hooked) != [])
+    refused = is_refused(server, "a", "from before it asked for")
+    command = refused.split("drop a managed save: ")[1].splitlines()[0]
+    assert command == "virsh managedsave-remove a"
+    assert server.virsh(*shlex.split(command)[1:]).returncode == 0
+    started = server.virsh("start", "a")  # as far as this machine can: it has no VFIO
+    assert "vgpu-hook" not in started.stderr
+    assert "saved state" not in started.stderr
 
 
 def test_r14_i5_a_guest_without_a_request_comes_back_untouched_whatever_is_broken(
@@ -156,18 +206,23 @@ def test_what_a_script_before_ours_prints_goes_on_to_the_next(
 def test_r9_a_refusal_of_ours_stands_among_other_scripts(
     server: LibvirtServer, hooked: Product, define: Define, scripts: Scripts, daemon: Daemon
 ) -> None:
-    """Those after it get what libvirt has, as after any script that failed (facts A7)."""
+    """Those after it get its XML, with the reason in it and what those before it have changed."""
     scripts.add_titling("10-first")
     scripts.add_recording("90-last")
     define("a")
     saved(server, "a")
     attach(server, hooked, "a", "--profile", "mtty-1")
     hooked.wait_for("it is on record", lambda: known(hooked) != [])
-    refused = server.virsh("start", "a")
-    assert refused.returncode == 1
-    assert "its saved state is from before it asked for" in refused.stderr
-    assert b"<title>" not in scripts.given("90-last", "restore")
-    assert not is_running(server, "a")
+    is_refused(server, "a", "its saved state is from before it asked for")
+    for operation in ("restore", "prepare"):
+        given = etree.fromstring(scripts.given("90-last", operation))
+        assert given.findtext("title") == "seen by the first"
+        noted = given.find("metadata/{urn:vgpu-hook:domain:1}vgpus").get("refused")
+        assert "its saved state is from before it asked for" in noted
+    assert hooked.command("detach", "-c", server.uri, "a", "--slot", "0").status == 0
+    hooked.wait_for("it asks for none", lambda: known(hooked) == [])
+    assert server.virsh("start", "a").returncode == 0
+    assert is_running(server, "a")
 
 
 def test_a_saved_guest_whose_request_came_while_it_ran_is_refused_too(
@@ -180,8 +235,63 @@ def test_a_saved_guest_whose_request_came_while_it_ran_is_refused_too(
     uri = ["--uri", "urn:vgpu-hook:domain:1", "--key", "v", "--live", "--set", asked]
     assert server.virsh("metadata", "a", *uri).returncode == 0
     assert server.virsh("managedsave", "a").returncode == 0
-    refused = server.virsh("start", "a")
-    assert refused.returncode == 1
-    assert "vGPU 'mtty-1' (slot '0') is asked for, but has no hostdev" in refused.stderr
+    is_refused(server, "a", "vGPU 'mtty-1' (slot '0') is asked for, but has no hostdev")
+    assert is_saved(server, "a")
     assert hooked.sim.devices() == []
     assert hooked.rows() == []
+
+
+@pytest.mark.parametrize("what", ["configuration", "store", "python"])
+def test_a_saved_guest_with_a_request_stays_saved_whatever_is_broken(
+    server: LibvirtServer, hooked: Product, define: Define, tmp_path: Path, what: str
+) -> None:
+    """It was saved with a request, as one that has a vGPU, and comes back when it is mended."""
+    define("a")
+    assert server.virsh("start", "a").returncode == 0
+    asked = "<vgpus><vgpu profile='mtty-1'/></vgpus>"
+    uri = ["--uri", "urn:vgpu-hook:domain:1", "--key", "v", "--live"]
+    assert server.virsh("metadata", "a", *uri, "--set", asked).returncode == 0
+    assert server.virsh("managedsave", "a").returncode == 0
+    hook = server.hooks / "qemu.d" / "50-vgpu-hook"
+    mended, configuration = hook.read_text(), hooked.config.read_text()
+    if what == "configuration":
+        hooked.config.write_text("]] garbage")
+        told = "configuration"
+    elif what == "store":
+        hooked.state.write_text("no folder")
+        told = "can't be used"
+    else:
+        edited, count = re.subn(r"VGPU_HOOK_PYTHON=\S+", "VGPU_HOOK_PYTHON=/bin/false", mended)
+        assert count == 1
+        hook.write_text(edited)
+        told = "reinstall the package vgpu-hook"
+    refused = server.virsh("start", "a")
+    assert refused.returncode == 1
+    assert told in refused.stderr
+    assert is_saved(server, "a")
+    hook.write_text(mended)
+    hooked.config.write_text(configuration)
+    if what == "store":
+        hooked.state.unlink()
+    # Now it is told what is wrong with the guest itself, and is still there.
+    is_refused(server, "a", "is asked for, but has no hostdev")
+    assert is_saved(server, "a")
+
+
+def test_i8_reconcile_leaves_what_is_kept_for_a_guest_that_libvirt_does_not_list(
+    server: LibvirtServer, hooked: Product
+) -> None:
+    kept, gone = (uuid_of("kept"), "0", "0000:41:00.4"), (uuid_of("gone"), "0", "0000:41:00.5")
+    opened = store_file.open_store(str(hooked.state), "test", wait=60)
+    assert opened is not None
+    with closing(opened):
+        opened.devices.reserve(*kept, arriving=True)
+        opened.devices.reserve(*gone)
+    reserved = "SELECT domain_uuid, slot, device FROM reservation"
+    assert hooked.command("reconcile", "-c", server.uri, "--dry-run").status == 0
+    assert sorted(hooked.query(reserved)) == sorted([kept, gone])
+    assert hooked.command("reconcile", "-c", server.uri).status == 0
+    assert hooked.query(reserved) == [kept]
+    hooked.query("UPDATE reservation SET arriving = '2026-01-01T00:00:00.000Z'")
+    assert hooked.command("reconcile", "-c", server.uri).status == 0
+    assert hooked.query(reserved) == []

@@ -12,6 +12,7 @@ import pytest
 
 from tests.domains import device_of, domain_xml, hostdev, uuid_of
 from tests.product import HOOK, PATIENCE, Product
+from tests.simulated.arrivals import ARRIVALS, does_not_arrive, noted
 
 A = domain_xml("a", {"0": "mtty-1"})
 PLAIN = domain_xml("plain", hostdevs=[hostdev(device_of(uuid_of("x")), None)])
@@ -178,6 +179,8 @@ def test_a_store_that_cannot_be_used_refuses_the_start(product: Product, kind: s
     assert answer.status == 1
     assert str(store) in answer.err
     assert len(answer.err.splitlines()) == 1
+    for operation in ARRIVALS:
+        does_not_arrive(product, "a", operation, A, str(store))
     assert product.sim.writes() == []
     assert product.hook("a", "stopped", A) == (0, "", "")
 
@@ -211,18 +214,24 @@ def test_a_program_that_is_not_whole_refuses_only_starts(product: Product) -> No
 
 
 def test_an_unprivileged_session_is_refused_with_the_reason(product: Product) -> None:
-    done = subprocess.run(
-        [str(HOOK), "a", "prepare", "begin", "-"],
-        input=A,
-        env=product.environment | {"VGPU_HOOK_CONFIG": "/dev/null"},
-        capture_output=True,
-        text=False,
-        timeout=PATIENCE,
-        user=65534,
-        cwd="/",
-    )
-    assert done.returncode == 1
-    assert b"needs root; use qemu:///system" in done.stderr
+    def call(operation: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(
+            [str(HOOK), "a", operation, "begin", "-"],
+            input=A,
+            env=product.environment | {"VGPU_HOOK_CONFIG": "/dev/null"},
+            capture_output=True,
+            timeout=PATIENCE,
+            user=65534,
+            cwd="/",
+        )
+
+    for operation in ("prepare", "migrate"):
+        done = call(operation)
+        assert (done.returncode, done.stdout) == (1, b"")
+        assert b"needs root; use qemu:///system" in done.stderr
+    done = call("restore")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert "needs root; use qemu:///system" in noted(done.stdout)
 
 
 def test_the_hook_leaves_no_process_that_holds_its_output(product: Product) -> None:

@@ -17,6 +17,8 @@ import pytest
 
 from tests.domains import domain_xml
 from tests.product import PATIENCE, Product
+from tests.simulated.arrivals import noted
+from tests.simulated.daemons import NO_LIBVIRT, only_client
 from tests.simulated.kinds import Kind
 from vgpu_hook import protocol
 
@@ -26,20 +28,11 @@ Daemon = subprocess.Popen[bytes]
 
 @pytest.fixture
 def daemon(product: Product) -> Iterator[Daemon]:
-    product.configure(extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/nonexistent'\n")
+    product.configure(extra=NO_LIBVIRT)
     process = product.daemon()
     yield process
     process.kill()
     process.wait()
-
-
-def only_client(product: Product, tmp_path: Path) -> None:
-    """Give the hook a store that it can't use itself: what then works was the daemon's."""
-    broken = tmp_path / "client-state"
-    broken.write_text("no folder")
-    path = tmp_path / "client.toml"
-    path.write_text(product.config.read_text().replace(str(product.state), str(broken)))
-    product.config = path
 
 
 def connect(product: Product) -> socket.socket:
@@ -114,7 +107,7 @@ def test_i7_a_daemon_killed_in_the_middle_of_a_call(
 
 def test_i3_a_daemon_that_does_not_answer(product: Product, kind: Kind, daemon: Daemon) -> None:
     a = kind.xml("a")
-    product.configure(deadline=2, extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/no'\n")
+    product.configure(deadline=2, extra=NO_LIBVIRT)
     kind.fail_create("hang")
     answer = product.hook("a", "prepare", a)
     assert answer.status == 1
@@ -124,6 +117,28 @@ def test_i3_a_daemon_that_does_not_answer(product: Product, kind: Kind, daemon: 
     assert product.hook("a", "stopped", a) == (0, "", "")
     product.hook("a", "release", a)
     assert product.rows() == []
+    assert kind.present() == {}
+
+
+def test_i3_a_restore_that_the_daemon_does_not_answer_is_refused_by_its_start(
+    product: Product, kind: Kind
+) -> None:
+    product.configure(deadline=2)
+    product.runtime.mkdir()
+    a = kind.xml("a")
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(product.runtime / "hook.sock"))
+        mute.listen()
+        call = product.popen("a", "restore", a)
+        peer, _ = mute.accept()
+        peer.sendall(protocol.GREETING)
+        out, err = call.communicate(timeout=PATIENCE)
+        peer.close()
+    assert (call.returncode, err) == (0, b"")
+    assert noted(out).startswith("vgpu-hookd has not answered within 2 s")
+    refused = product.hook("a", "prepare", out)
+    assert refused.status == 1
+    assert noted(out) in refused.err
     assert kind.present() == {}
 
 
@@ -200,7 +215,7 @@ def test_many_calls_at_once(product: Product, kind: Kind, daemon: Daemon) -> Non
 
 
 def test_systemd_is_told_and_the_socket_can_be_its(product: Product, tmp_path: Path) -> None:
-    product.configure(extra="[daemon]\nlibvirt = 'qemu+unix:///system?socket=/no'\n")
+    product.configure(extra=NO_LIBVIRT)
     product.runtime.mkdir()
     notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     notify.bind(str(tmp_path / "notify"))

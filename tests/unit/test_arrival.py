@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 import pytest
 from lxml import etree
@@ -20,8 +24,10 @@ from tests.domains import (
     vgpus_of,
 )
 from vgpu_hook import arrival, domain, store_file
+from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.model import Parent, Refused, VgpuError, VgpuRequest, VgpuType
 from vgpu_hook.planning import Planner
+from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.store import Store
 
 OWN = uuid_of("a")
@@ -100,10 +106,10 @@ def arrive(
     text: bytes, plan: Planner, stands: tuple[VgpuRequest, ...] | None = None
 ) -> arrival.Arrival:
     """Rewrite it, and see that the guest sees nothing of it, and that it is done once."""
-    done = arrival.rewrite(text, domain.parse(text), plan, stands)
+    done = arrival.rewrite(text, domain.parse(text), plan, stands, restored=True)
     assert besides_vgpus(done.text) == besides_vgpus(text)
     assert (done.text == text) == (done.changes == ())
-    again = arrival.rewrite(done.text, domain.parse(done.text), plan, stands)
+    again = arrival.rewrite(done.text, domain.parse(done.text), plan, stands, restored=True)
     assert (again.text, again.changes) == (done.text, ())
     return done
 
@@ -217,8 +223,12 @@ def test_r9_a_pin_that_was_changed_goes_into_the_text(store: Store) -> None:
 @pytest.mark.parametrize("spelling", ["1148", "NVIDIA L40S-2Q", "nvidia l40s-2q", "NVIDIA-1148"])
 def test_r9_one_type_under_two_names_is_no_difference(store: Store, spelling: str) -> None:
     stands = (VgpuRequest("0", spelling),)
-    done = arrive(vf_domain(V4), planner(store, vf(V4), vf(V5)), stands)
-    assert vgpus_of(done.text) == {"0": ("pci", V4)}
+    text = vf_domain(V4)
+    assert arrive(text, planner(store, vf(V4), vf(V5)), stands).text is text
+    # Where something else is changed, the image's own word stays.
+    done = arrive(text, planner(store, vf(V5)), stands)
+    assert vgpus_of(done.text) == {"0": ("pci", V5)}
+    assert domain.parse(done.text).request == (ASKED,)
 
 
 @pytest.mark.parametrize(
@@ -255,6 +265,117 @@ def test_a_type_that_is_not_offered_here_is_refused_by_name(store: Store) -> Non
     for stands in (None, (VgpuRequest("0", "GRID X-1Q"),)):
         with pytest.raises(VgpuError, match="profile 'GRID X-1Q' is not offered by any GPU"):
             arrive(text, planner(store, card()), stands)
+
+
+@pytest.mark.parametrize("second", ["fork='none'", "profile='GRID X-1Q'"])
+def test_nothing_is_planned_when_a_later_slot_is_refused(store: Store, second: str) -> None:
+    text = renamed(vf_domain(V4, V5), "a", "fork")
+    fork = re.sub(rb"name=.1. profile=.nvidia-1148.", b"name='1' " + second.encode(), text)
+    fork = fork.replace(b"name='1' fork", f"name='1' profile='{PROFILE}' fork".encode())
+    assert fork != text
+    with pytest.raises(VgpuError, match=r"fork='new'|is not offered"):
+        arrive(fork, planner(store, *map(vf, (V4, V5, V6, V7))))
+    assert store.devices.reservations() == []
+    arrive(text, planner(store, *map(vf, (V4, V5, V6, V7))))
+    assert len(store.devices.reservations()) == 2
+
+
+def test_the_devices_of_all_slots_are_told(store: Store) -> None:
+    """Also of those that stay as they are: they are kept for the VM until it starts."""
+    done = arrive(vf_domain(V4, "0000:c1:00.4"), planner(store, vf(V4), vf(V5)))
+    assert [(h.slot, h.address) for h in done.devices] == [("0", V4), ("1", V5)]
+    assert done.changes == (f"slot 1: {V5} in place of 0000:c1:00.4",)
+    mdev = arrive(domain_xml("a", {"0": PROFILE}), planner(store, card()))
+    assert [h.address for h in mdev.devices] == [device_of(OWN)]
+
+
+REASONS = ["x", '"quo\'te" <b> & ]]> &amp; ☃', "domain 'a': no; run: vgpu-hook attach -- '-x'"]
+
+
+@pytest.mark.parametrize("reason", REASONS)
+@pytest.mark.parametrize("text", [ELABORATE, domain_xml("a"), domain_xml("a", {"0": PROFILE})])
+def test_a_reason_is_noted_and_taken_back_and_all_else_stays(text: bytes, reason: str) -> None:
+    noted = domain.set_refused(text, reason)
+    assert domain.parse(noted)._replace(refused="") == domain.parse(text)
+    assert domain.parse(noted).refused == reason
+    assert domain.set_refused(noted, reason) == noted
+    back = domain.set_refused(noted, "")
+    assert domain.parse(back) == domain.parse(text)
+    asked = b"urn:vgpu-hook:domain:1'" in text  # else its element is new
+    for changed in (noted, back) if asked else ():
+        assert besides_vgpus(changed) == besides_vgpus(text)
+    if asked:
+        assert etree.tostring(etree.fromstring(back), method="c14n") == etree.tostring(
+            etree.fromstring(text), method="c14n"
+        )
+
+
+def test_a_reason_is_one_line_of_what_can_be_printed() -> None:
+    noted = domain.set_refused(domain_xml("a"), "a\nb\x00c\x1b[1md\ud800e\ufffef\u2028g")
+    assert domain.parse(noted).refused == "a?b?c?[1md?e?f?g"
+
+
+@pytest.mark.parametrize("parents", [[vf(V4)], [vf(V5)]], ids=["right", "to be changed"])
+def test_a_reason_of_another_time_is_dropped(store: Store, parents: list[Parent]) -> None:
+    text = vf_domain(V4)
+    plan = planner(store, *parents)
+    done = arrival.rewrite(domain.set_refused(text, "of another time"), domain.parse(text), plan)
+    assert "refused" in done.text.decode()  # the domain that was parsed says whether there is one
+    stale = domain.set_refused(text, "of another time")
+    done = arrival.rewrite(stale, domain.parse(stale), plan)
+    assert domain.parse(done.text).refused == ""
+    assert besides_vgpus(done.text) == besides_vgpus(text)
+    assert vgpus_of(done.text) == {"0": ("pci", parents[0].name)}
+
+
+def age(folder: Path, seconds: int) -> None:
+    """Have the VMs on their way be announced some seconds ago."""
+    moment = f"strftime('%Y-%m-%dT%H:%M:%fZ', 'now', '{-seconds} seconds')"
+    connection = sqlite3.connect(folder / "store.db")
+    with contextlib.closing(connection), connection:
+        connection.execute(f"UPDATE reservation SET arriving = {moment} WHERE arriving > ''")
+
+
+@pytest.mark.parametrize(("seconds", "kept"), [(0, True), (55, True), (61, False), (-60, False)])
+def test_i8_a_vf_is_kept_for_a_vm_on_its_way(
+    store: Store, tmp_path: Path, seconds: int, kept: bool
+) -> None:
+    own = domain.parse(vf_domain(V4))
+    other = domain.parse(renamed(vf_domain(V4), "a", "b"))
+    store.devices.reserve(OWN, "0", V4, arriving=True)
+    store.devices.reserve(uuid_of("c"), "0", V5)  # as one that is no better
+    age(tmp_path, seconds)
+    plan = Planner((vf(V4), vf(V5)), store, "spread", lambda d: d.nodes, reserve=False)
+    own_plan, other_plan = plan(own, ASKED).hostdev, plan(other, ASKED).hostdev
+    assert own_plan is not None
+    assert other_plan is not None
+    assert own_plan.address == V4
+    assert (other_plan.address == V5) == kept
+
+
+class Nothing:
+    """The rules of a host without any parents, as far as a Reconciler asks for them."""
+
+    def parents(self) -> tuple[Parent, ...]:
+        return ()
+
+
+def test_i8_reconcile_keeps_what_is_kept_for_a_vm_that_libvirt_does_not_list(
+    store: Store, tmp_path: Path
+) -> None:
+    def reconcile(dry_run: bool = False) -> set[str]:
+        rules = cast(Lifecycle, Nothing())
+        run = Reconciler(store, lambda: rules, dict, lambda _: None, dry_run=dry_run).run
+        assert run() == []
+        return {reservation.device for reservation in store.devices.reservations()}
+
+    store.devices.reserve(OWN, "0", V4, arriving=True)
+    store.devices.reserve(uuid_of("gone"), "0", V5)
+    assert reconcile(dry_run=True) == {V4, V5}
+    assert reconcile() == {V4}
+    age(tmp_path, 61)
+    assert reconcile(dry_run=True) == {V4}
+    assert reconcile() == set()
 
 
 def test_names_in_hints_are_quoted_for_the_shell(store: Store) -> None:
