@@ -8,6 +8,7 @@ Pure: text in, text out.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
 from vgpu_hook import domain
@@ -68,17 +69,9 @@ def rewrite(
     if stands is not None:
         check_saved(subject, stands, plan)
     wanted = {r.slot: r for r in (subject.request if stands is None else stands)}
-    served = []
-    for hostdev in subject.hostdevs:
-        request = wanted.get(hostdev.slot or "")
-        if request is None:
-            continue  # refused by the start, if it is ours
-        if request.fork != "new" and subject.inherits(hostdev):
-            if restored:
-                raise _fork_refused(subject, request, on_record=stands is not None)
-            continue
-        plan.require_offer(request)
-        served.append(hostdev)
+    served = _served(subject, wanted, restored=restored, on_record=stands is not None)
+    for hostdev in served:
+        plan.require_offer(wanted[hostdev.slot or ""])
     saved = {request.slot: request for request in subject.request}
     current = _with_current(subject, plan)
     devices, changes = [], []
@@ -102,6 +95,22 @@ def rewrite(
         old = f"in place of {there.address}" if moved else "as it is asked for now"
         changes.append(f"slot {request.slot}: {planned.address} {old}")
     return Arrival(text, tuple(devices), tuple(changes))
+
+
+def _served(
+    subject: Domain, wanted: Mapping[str, VgpuRequest], *, restored: bool, on_record: bool
+) -> list[Hostdev]:
+    """Return the hostdevs that a request stands behind; refuse those that a fork may not have."""
+    served = []
+    for hostdev in subject.hostdevs:
+        request = wanted.get(hostdev.slot or "")
+        if request is None:
+            continue  # refused by the start, if it is ours
+        if request.fork == "new" or not subject.inherits(hostdev):
+            served.append(hostdev)
+        elif restored:
+            raise _fork_refused(subject, request, on_record=on_record)
+    return served
 
 
 def check_saved(subject: Domain, stands: tuple[VgpuRequest, ...], plan: Plans | None) -> None:

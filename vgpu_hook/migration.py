@@ -13,19 +13,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import json
 import os
 import re
-import sys
 import urllib.parse
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import libvirt
 from lxml import etree
 
-from vgpu_hook import arrival, config, context, domain, placement, remote
-from vgpu_hook.libvirtd import Libvirt
+from vgpu_hook import admission, arrival, config, context, domain, placement, remote
+from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.model import (
     FRAMEWORK,
     VENDOR_VFIO,
@@ -37,9 +35,8 @@ from vgpu_hook.model import (
     shell_word,
 )
 from vgpu_hook.placement import Candidate
+from vgpu_hook.remote import NO, UNKNOWN, YES, Finding
 from vgpu_hook.tables import FORMAT_VERSION, as_json, read_input, table
-
-YES, NO, UNKNOWN = "yes", "no", "can't tell"
 
 LIBVIRT_MIGRATES = 8_006_000
 QEMU_MIGRATES = 8_001_000
@@ -53,25 +50,6 @@ MIG = re.compile(r"-\d+-\d+[A-Z]+\Z")
 """Names of types that need a GPU instance of their own end so (H200X-1-18C)."""
 
 THIS_HOST = "this host"
-
-Versions = dict[str, Any]
-
-
-class Finding(NamedTuple):
-    """One thing that was looked at: does it let the VM go?"""
-
-    what: str
-    good: str
-    text: str
-    fix: str = ""
-
-
-class Answer(NamedTuple):
-    """What another host's check-arrival says; `hostdevs` are the types, by slot."""
-
-    findings: list[Finding]
-    hostdevs: dict[str, str]
-    kernel: str
 
 
 def check_migrate(arguments: argparse.Namespace) -> int:
@@ -89,7 +67,7 @@ def check_migrate(arguments: argparse.Namespace) -> int:
     text = str(here.call(found, found.XMLDesc, kind)).encode()
     subject = domain.parse(text)
     if not subject.request:
-        return _print_no_request(arguments, subject)
+        return _print(arguments, [], subject)
     there = _connect(arguments.uri)
     try:
         findings, untold = _look(arguments.uri, here.connection, there, subject, text, active)
@@ -113,9 +91,9 @@ def check_arrival(arguments: argparse.Namespace) -> int:
     except VgpuError as error:
         return _print(arguments, [_refusal("XML", error)], None, extra)
     if not subject.request:
-        return _print_no_request(arguments, subject, extra)
+        return _print(arguments, [], subject, extra)
     try:
-        findings, hostdevs = _arrive(text, subject)
+        findings, hostdevs = _arrive(text, subject, stopped=arguments.stopped)
     except VgpuError as error:
         findings, hostdevs = [_refusal("vGPU", error)], []
     if arguments.stopped:
@@ -131,49 +109,47 @@ def _look(
     uri: str, here: Any, there: Any, subject: Domain, text: bytes, active: bool
 ) -> tuple[list[Finding], str]:
     """Return what was found, and why the other host's vgpu-hook can't be asked, if so."""
-    host = _plain_uri(uri)
+    host = str(_told(uri.split("?")[0], there.getHostname))
     if (other := _other_driver(host, there)) is not None:
         return [other], ""
     findings = [_same_host(host, here, there), _known_there(host, subject, there)]
     if active:
-        findings += _versions(THIS_HOST, _versions_of(THIS_HOST, here, os.uname().release))
+        findings += _versions(THIS_HOST, here, os.uname().release)
         cause = "only QEMU knows whether the device's driver can move its state"
         findings.append(Finding("device", UNKNOWN, f"{cause}; it says so before anything moves"))
     try:
-        answer = _ask_there(uri, text, active)
+        answer = remote.check_arrival(uri, text, FORMAT_VERSION, stopped=not active)
     except remote.CannotAsk as error:
         cant = Finding("vGPU", UNKNOWN, error.message, error.hint)
         return [*findings, cant], error.message
     except VgpuError as error:
         return [*findings, _refusal("vGPU", error)], ""
     if active:
-        versions = _versions_of(host, there, answer.kernel)
-        findings += _versions(_told(host, there.getHostname), versions)
-        findings += _crossings(subject, answer.hostdevs, versions["libvirt"])
+        findings += _versions(host, there, answer.kernel)
+        findings += _crossings(subject, answer.hostdevs, _told(host, there.getLibVersion))
     return [*findings, *answer.findings], ""
 
 
 def _connect(uri: str) -> Any:
+    host = uri.split("?")[0]
     try:
         return libvirt.openReadOnly(uri)
     except libvirt.libvirtError as error:
         raise VgpuError(
-            f"can't connect to libvirt at {_plain_uri(uri)}: {error.get_error_message()}",
+            f"can't connect to libvirt at {host}: {error.get_error_message()}",
             f"try: virsh --connect {shell_word(uri)} version",
         ) from None
 
 
-def _plain_uri(uri: str) -> str:
-    """Return the URI without the parameters of its transport."""
-    return uri.split("?")[0]
-
-
 def _told(host: str, method: Callable[..., Any], *arguments: Any) -> Any:
-    """Return what a host's libvirt answers; raise VgpuError that names the host."""
+    """Return what a host's libvirt answers; raise VgpuError (or NoDomain) that names the host."""
     try:
         return method(*arguments)
     except libvirt.libvirtError as error:
-        raise VgpuError(f"{host}: libvirt: {error.get_error_message()}") from None
+        gone = error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN
+        raise (NoDomain if gone else VgpuError)(
+            f"{host}: libvirt: {error.get_error_message()}"
+        ) from None
 
 
 def _other_driver(host: str, there: Any) -> Finding | None:
@@ -191,10 +167,9 @@ def _same_host(host: str, here: Any, there: Any) -> Finding:
         etree.fromstring(_told(whose, connection.getCapabilities)).findtext("host/uuid")
         for whose, connection in ((THIS_HOST, here), (host, there))
     ]
-    name = _told(host, there.getHostname)
     if uuids[0] == uuids[1]:
-        return Finding("host", NO, f"{name} is this very host, or has its UUID", "set host_uuid")
-    return Finding("host", YES, name)
+        return Finding("host", NO, f"{host} is this very host, or has its UUID", "set host_uuid")
+    return Finding("host", YES, host)
 
 
 def _known_there(host: str, subject: Domain, there: Any) -> Finding:
@@ -204,13 +179,12 @@ def _known_there(host: str, subject: Domain, there: Any) -> Finding:
         (there.lookupByName, subject.name),
     ):
         try:
-            found = look_up(key)
-            name, uuid, active = found.name(), found.UUIDString(), found.isActive()
-        except libvirt.libvirtError as error:
-            if error.get_error_code() == libvirt.VIR_ERR_NO_DOMAIN:  # or it is gone meanwhile
-                continue
-            raise VgpuError(f"{host}: libvirt: {error.get_error_message()}") from None
-        if uuid != subject.uuid:
+            found = _told(host, look_up, key)
+            active = _told(host, found.isActive)
+        except NoDomain:  # or it is gone meanwhile
+            continue
+        name = found.name()
+        if found.UUIDString() != subject.uuid:
             cause = f"another domain is named {subject.name!r} there"
             return Finding("domain", NO, cause, "rename it, or migrate with --dname")
         if name != subject.name:
@@ -222,31 +196,23 @@ def _known_there(host: str, subject: Domain, there: Any) -> Finding:
     return Finding("domain", YES, "no other is in its way there")
 
 
-def _versions_of(host: str, connection: Any, kernel: str) -> Versions:
-    return {
-        "libvirt": _told(host, connection.getLibVersion),
-        "qemu": _told(host, connection.getVersion),
-        "kernel": kernel,
-    }
-
-
-def _versions(host: str, versions: Versions) -> list[Finding]:
+def _versions(host: str, connection: Any, release: str) -> list[Finding]:
     """Compare versions with what the migration of a running VM needs."""
-    release = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", versions["kernel"])
-    kernel = (int(release[1]), int(release[2])) >= KERNEL_MIGRATES if release else None
+    own, qemu = _told(host, connection.getLibVersion), _told(host, connection.getVersion)
+    read = re.match(r"([0-9]{1,4})\.([0-9]{1,4})", release)
+    kernel = (int(read[1]), int(read[2])) >= KERNEL_MIGRATES if read else None
+    way_out = "upgrade it, or migrate the stopped VM: virsh migrate --offline"
     needs = (
-        ("libvirt", versions["libvirt"] >= LIBVIRT_MIGRATES, _text(versions["libvirt"]), "8.6"),
-        ("QEMU", versions["qemu"] >= QEMU_MIGRATES, _text(versions["qemu"]), "8.1"),
-        ("kernel", kernel, versions["kernel"], "5.18"),
+        ("libvirt", own >= LIBVIRT_MIGRATES, _text(own), "8.6"),
+        ("QEMU", qemu >= QEMU_MIGRATES, _text(qemu), "8.1"),
+        ("kernel", kernel, release, "5.18"),
     )
     return [
         Finding(
             name,
             UNKNOWN if good is None else YES if good else NO,
             f"{host} has {has}" + ("" if good else f"; a running VM needs {since}"),
-            "upgrade it, or migrate the stopped VM: virsh migrate --offline"
-            if good is False
-            else "",
+            way_out if good is False else "",
         )
         for name, good, has, since in needs
     ]
@@ -254,33 +220,6 @@ def _versions(host: str, versions: Versions) -> list[Finding]:
 
 def _text(version: int) -> str:
     return f"{version // 1000000}.{version // 1000 % 1000}.{version % 1000}"
-
-
-def _ask_there(uri: str, text: bytes, active: bool) -> Answer:
-    """Return what the other host's vgpu-hook says. Raises VgpuError."""
-    stopped = "" if active else "--stopped "
-    said = remote.ask(uri, f"vgpu-hook check-arrival {stopped}--format json -", text)
-    try:
-        answer = json.loads(said)
-        if answer["version"] != FORMAT_VERSION:
-            raise ValueError
-        rows = answer["findings"]
-        found = [Finding(*(_word(row[name]) for name in Finding._fields)) for row in rows]
-        hostdevs = {_word(row["slot"]): _word(row["type"]) for row in answer["hostdevs"]}
-        kernel = _word(answer["kernel"])
-        if not found or any(finding.good not in (YES, NO, UNKNOWN) for finding in found):
-            raise ValueError
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        cause = f"what vgpu-hook there says is not understood ({type(error).__name__})"
-        raise remote.CannotAsk(cause, "have the same version on both hosts") from None
-    return Answer(found, hostdevs, kernel)
-
-
-def _word(value: Any) -> str:
-    """Return a text of the other host, with nothing in it that a terminal would obey."""
-    if not isinstance(value, str):
-        raise TypeError
-    return "".join(char if char.isprintable() else "?" for char in value)
 
 
 def _crossings(subject: Domain, planned: dict[str, str], version: int) -> list[Finding]:
@@ -303,42 +242,53 @@ def _crossings(subject: Domain, planned: dict[str, str], version: int) -> list[F
 # -- on the other host ------------------------------------------------------------------
 
 
-def _arrive(text: bytes, subject: Domain) -> tuple[list[Finding], list[Hostdev]]:
+def _arrive(text: bytes, subject: Domain, *, stopped: bool) -> tuple[list[Finding], list[Hostdev]]:
     """Return what is found of each slot, and the hostdevs that it would get; or raise VgpuError."""
     settings = config.load()
     opened = context.existing_store(settings)
     parents = context.parents(settings, opened)
-    holders = {row.device: row.domain_name for row in opened.all()} if opened is not None else {}
+    rows = opened.all() if opened is not None else []
     planner = context.planner(settings, opened, parents, reserve=False)
     after = domain.parse(arrival.rewrite(text, subject, planner).text)
-    hostdevs = [hostdev for hostdev in after.hostdevs if hostdev.slot is not None]
-    return _room(after, parents, holders), hostdevs
+    left = set(subject.request) - set(after.request)
+    if stopped:  # no hook is called when it comes, so that its request stays as it is
+        after, left = after._replace(request=subject.request), set()
+
+    def others(device: str) -> list[str]:
+        return [r.domain_name for r in rows if r.device == device and r.domain_uuid != after.uuid]
+
+    records = admission.Records(others, lambda slot: planner.current(after, slot))
+    served = admission.admit(after, records)
+    holders = {row.device: row.domain_name for row in rows}
+    without = "it is asked for, but the VM runs without it, and will there"
+    found = [Finding(f"vGPU {r.slot}", YES, without) for r in subject.request if r in left]
+    return [*found, *_room(served, parents, holders)], [hostdev for _, hostdev in served]
 
 
-def _room(subject: Domain, parents: tuple[Parent, ...], holders: dict[str, str]) -> list[Finding]:
+def _room(
+    served: list[tuple[VgpuRequest, Hostdev]], parents: tuple[Parent, ...], holders: dict[str, str]
+) -> list[Finding]:
     """Tell of each slot whether there is room for it, beside the slots before it."""
     earlier: dict[str, list[Candidate]] = {}
     found = []
-    for request in subject.request:
-        fitting = _fitting(request, subject.hostdev(request.slot), parents, holders)
-        if isinstance(fitting, Finding):
-            found.append(fitting)
-            continue
-        found.append(_beside(request, fitting, earlier))
-        earlier[request.slot] = fitting
+    for request, hostdev in served:
+        fitting = _fitting(request, hostdev, parents, holders)
+        if fitting:
+            found.append(_beside(request, fitting, earlier))
+            earlier[request.slot] = fitting
+        else:
+            why = placement.why_not(parents, request.profile, request.gpu, holders)
+            found.append(_refusal(f"vGPU {request.slot}", why))
     return found
 
 
 def _fitting(
     request: VgpuRequest,
-    hostdev: Hostdev | None,
+    hostdev: Hostdev,
     parents: tuple[Parent, ...],
     holders: dict[str, str],
-) -> list[Candidate] | Finding:
-    """Return where the slot could be served if it were the only one, or why nowhere."""
-    what = f"vGPU {request.slot}"
-    if hostdev is None:
-        return Finding(what, NO, "it is asked for, but the VM has no hostdev for it")
+) -> list[Candidate]:
+    """Return where the slot could be served if it were the only one."""
     fitting = [
         offer
         for offer in placement.candidates(parents, request.profile, request.gpu)
@@ -347,9 +297,7 @@ def _fitting(
     if hostdev.type == "pci":
         named = hostdev.address
         fitting = [o for o in fitting if o.parent.name == named and named not in holders]
-    if fitting:
-        return fitting
-    return _refusal(what, placement.why_not(parents, request.profile, request.gpu, holders))
+    return fitting
 
 
 def _beside(
@@ -391,9 +339,8 @@ def _sure_room(offers: list[Candidate]) -> int:
     """Return how many vGPUs of one type a GPU surely has room for, as it is now.
 
     A parent of mdevs counts them itself, unless it is a VF: VFs share the framebuffer. As much of
-    it is free in one piece as the largest type takes that could be made; of vGPUs of one size there
-    fit into it at least the next lower power of two, whatever the mode (NVIDIA's vGPU guide, vGPU
-    placements of GPUs in mixed-size mode).
+    it is free in one piece as the largest type takes that could be made. Of what fits into that by
+    size only a power of two is counted on, since a GPU in mixed-size mode has places for fewer.
     """
     first = offers[0]
     if first.parent.name == first.parent.gpu:
@@ -421,16 +368,6 @@ def _only_noted(finding: Finding) -> Finding:
     return finding._replace(good=UNKNOWN, text=text)
 
 
-def _print_no_request(
-    arguments: argparse.Namespace, subject: Domain, extra: dict[str, Any] | None = None
-) -> int:
-    if arguments.format == "json":
-        print(as_json({"findings": [], **(extra or {})}))
-    else:
-        print(f"Domain {subject.name!r} asks for no vGPU.")
-    return 0
-
-
 def _print(
     arguments: argparse.Namespace,
     findings: list[Finding],
@@ -438,25 +375,24 @@ def _print(
     extra: dict[str, Any] | None = None,
     untold: str = "",
 ) -> int:
-    """Print what was found, and return the exit status. `untold`: why it can't be told, if so."""
-    name = f"domain {subject.name!r}" if subject is not None else "this domain"
+    """Print what was found; raise VgpuError if something is in the way, or can't be told.
+
+    Nothing is looked at for a domain without a request. `untold`: why it can't be told, if so.
+    """
+    name = f"domain {subject.name!r}" if subject is not None else "a domain with this XML"
     if arguments.format == "json":
         print(as_json({"findings": [f._asdict() for f in findings], **(extra or {})}))
-    else:
+    elif findings:
         print(table(("Looked at", "Good", "What", "Fix"), findings))
+    else:
+        print(f"D{name[1:]} asks for no vGPU.")
     failed = next((finding for finding in findings if finding.good == NO), None)
     if failed is not None:
-        print(f"error: {name} can't: {_line(failed.text)}", file=sys.stderr)
-        return 1
+        raise VgpuError(f"{name} can't: {failed.text}")
     if untold:
-        print(f"error: whether {name} can go can't be told: {_line(untold)}", file=sys.stderr)
-        return 1
-    if arguments.format == "table":
+        raise VgpuError(f"whether {name} can go can't be told: {untold}")
+    if arguments.format == "table" and findings:
         unknown = any(finding.good == UNKNOWN for finding in findings)
-        ending = f"As far as can be told, {name}" if unknown else f"{name[0].upper()}{name[1:]}"
+        ending = f"As far as can be told, {name}" if unknown else f"D{name[1:]}"
         print(f"{ending} can.")
     return 0
-
-
-def _line(text: str) -> str:
-    return " ".join(text.split())

@@ -1,16 +1,20 @@
-"""Runs vgpu-hook on the host that a libvirt URI leads to, over ssh as libvirt does.
+"""Asks vgpu-hook on the host that a libvirt URI leads to, over ssh as libvirt does.
 
 https://libvirt.org/uri.html: the transport is in the scheme, and parameters say how ssh is called.
 """
 
 from __future__ import annotations
 
+import json
 import re
 import shlex
 import subprocess
 import urllib.parse
+from typing import Any, NamedTuple
 
 from vgpu_hook.model import VgpuError
+
+YES, NO, UNKNOWN = "yes", "no", "can't tell"
 
 TRANSPORTS = ("ssh", "libssh", "libssh2")
 TIMEOUT = 120.0
@@ -27,8 +31,48 @@ PERMISSION = re.compile("permission denied|not permitted|needs root", re.IGNOREC
 """In what is said by a host where we have logged in, but may not do what is needed."""
 
 
+class Finding(NamedTuple):
+    """One thing that was looked at: does it let a VM go to another host?"""
+
+    what: str
+    good: str
+    text: str
+    fix: str = ""
+
+
+class Answer(NamedTuple):
+    """What another host's check-arrival says; `hostdevs` are their types, by slot."""
+
+    findings: list[Finding]
+    hostdevs: dict[str, str]
+    kernel: str
+
+
 class CannotAsk(VgpuError):
     """The other host's vgpu-hook can't be asked: says nothing about what it would answer."""
+
+
+def check_arrival(uri: str, text: bytes, version: int, *, stopped: bool) -> Answer:
+    """Return what vgpu-hook there says of a VM with this XML. Raises VgpuError.
+
+    `version` is that of our JSON. What can't be understood is no answer (CannotAsk).
+    """
+    option = "--stopped " if stopped else ""
+    said = ask(uri, f"vgpu-hook check-arrival {option}--format json -", text)
+    try:
+        answer = json.loads(said)
+        if answer["version"] != version:
+            raise ValueError
+        rows = answer["findings"]
+        found = [Finding(*(_word(row[name]) for name in Finding._fields)) for row in rows]
+        hostdevs = {_word(row["slot"]): _word(row["type"]) for row in answer["hostdevs"]}
+        kernel = _word(answer["kernel"])
+        if not found or any(finding.good not in (YES, NO, UNKNOWN) for finding in found):
+            raise ValueError
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        cause = f"what vgpu-hook there says is not understood ({type(error).__name__})"
+        raise CannotAsk(cause, "have the same version on both hosts") from None
+    return Answer(found, hostdevs, kernel)
 
 
 def ssh_command(uri: str, line: str) -> list[str]:
@@ -92,10 +136,7 @@ def _user_and_host(netloc: str) -> tuple[str, str]:
     Without the password, if there is one, and the brackets of an IPv6 address.
     """
     user, _, host = netloc.rpartition("@")
-    if host.startswith("["):
-        host = host[1:].partition("]")[0]
-    else:
-        host = host.partition(":")[0]
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return urllib.parse.unquote(user.partition(":")[0]), urllib.parse.unquote(host)
 
 
@@ -106,7 +147,12 @@ def _parameters(query: str) -> dict[str, str]:
 
 
 def _last_line(stderr: bytes) -> str:
-    """Return the last line, with nothing in it that a terminal would obey."""
     lines = stderr.decode(errors="backslashreplace").strip().splitlines()
-    last = lines[-1].removeprefix("error: ") if lines else ""
-    return "".join(char if char.isprintable() else "?" for char in last)
+    return _word(lines[-1].removeprefix("error: ")) if lines else ""
+
+
+def _word(value: Any) -> str:
+    """Return a text of the other host, with nothing in it that a terminal would obey."""
+    if not isinstance(value, str):
+        raise TypeError
+    return "".join(char if char.isprintable() else "?" for char in value)

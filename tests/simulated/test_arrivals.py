@@ -81,6 +81,20 @@ def test_r9_one_type_under_another_name_is_no_difference(product: Product, kind:
         assert product.hook("a", "restore", a) == (0, "", "")
 
 
+def test_r9_an_image_that_does_not_say_its_profile_is_given_what_the_domain_asks_for(
+    served: Product, kind: Kind
+) -> None:
+    """As of a guest whose vGPU was plugged in: QEMU finds out whether its state fits."""
+    a = kind.xml("a", marked=True)
+    start, end = a.index(b"<metadata>"), a.index(b"</metadata>") + len(b"</metadata>")
+    on_record(served, "a", VgpuRequest("0", kind.profile))
+    answer = served.hook("a", "restore", a[:start] + a[end:])
+    assert (answer.status, answer.err) == (0, "")
+    assert besides_note(answer.out.encode()) == besides_note(a)
+    assert served.hook("a", "prepare", answer.out.encode()) == (0, "", "")
+    assert kind.present() == kind.vgpus("a")
+
+
 @pytest.mark.simhost("l40s-two")
 def test_r9_the_gpu_that_the_domain_is_pinned_to_now_counts(product: Product) -> None:
     on_record(product, "a", VgpuRequest("0", PROFILE, gpu="0000:c1:00.0"))

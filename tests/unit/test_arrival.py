@@ -205,6 +205,13 @@ def test_r8_a_fork_that_may_have_none_is_refused_with_the_way_out(
     arrive(fork.replace(attributes.encode(), b"fork='new'"), planner(store, parent))
 
 
+def test_r8_a_fork_that_migrates_is_left_to_its_start(store: Store) -> None:
+    fork = renamed(vf_domain(V4, attributes="fork='none'"), "a", "fork")
+    done = arrival.rewrite(fork, domain.parse(fork), planner(store, vf(V4), vf(V5)))
+    assert (done.text, done.devices, done.changes) == (fork, (), ())
+    assert store.devices.reservations() == []
+
+
 def test_r9_a_pin_that_was_changed_goes_into_the_text(store: Store) -> None:
     away = "0000:c1:00.4"
     stands = (VgpuRequest("0", PROFILE, gpu="0000:c1:00.0"),)
