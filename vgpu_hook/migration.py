@@ -251,7 +251,7 @@ def _arrive(text: bytes, subject: Domain, *, stopped: bool) -> tuple[list[Findin
     planner = context.planner(settings, opened, parents, reserve=False)
     after = domain.parse(arrival.rewrite(text, subject, planner).text)
     left = set(subject.request) - set(after.request)
-    if stopped:  # no hook is called when it comes, so that its request stays as it is
+    if stopped:  # its definition comes past the hook, so that its request stays as it is
         after, left = after._replace(request=subject.request), set()
 
     def others(device: str) -> list[str]:
