@@ -299,7 +299,11 @@ def _new_container(root: Any) -> Any:
         metadata.text, container.tail = "\n    ", "\n  "
         metadata.append(container)
         after = [root.find(tag) for tag in ("description", "title", "genid", "uuid", "name")]
-        _insert_after(next(element for element in after if element is not None), metadata)
+        before = next((element for element in after if element is not None), None)
+        if before is None:
+            root.insert(0, metadata)
+        else:
+            _insert_after(before, metadata)
     else:
         _append(metadata, container)
     return container

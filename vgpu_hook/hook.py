@@ -73,7 +73,8 @@ def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
     except DeadlineExceeded as error:
         from vgpu_hook import operations
 
-        return operations.failure(operation_of(arguments), arguments[0], str(error), xml)
+        text = f"domain {arguments[0]!r}: {error}"
+        return operations.failure(operation_of(arguments), arguments[0], text, xml)
     from vgpu_hook import operations
 
     return operations.in_child(arguments, xml, time.monotonic() - begun)

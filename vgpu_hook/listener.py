@@ -214,7 +214,7 @@ class Listener:
             gone = True
         if generations:
             self._lifecycle_for().release_all(domain_uuid, generations)
-        if gone:
+        if gone and not self._store.devices.is_arriving(domain_uuid):
             self._store.domains.forget(domain_uuid)
 
     def unplugged(self, libvirt: Libvirt, domain_uuid: str, alias: str) -> None:

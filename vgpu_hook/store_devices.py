@@ -27,7 +27,7 @@ QUARANTINE_AT = 2
 
 class Reservation(NamedTuple):
     """The VF that a definition names. `arriving` is since when (UTC, ISO 8601) it is kept for a VM
-    that is restored or migrated here, and has not started."""
+    that is restored or migrated here: for ARRIVAL_WAIT, whether it has started or not."""
 
     domain_uuid: str
     slot: str
@@ -81,6 +81,10 @@ class DeviceRecords:
             (domain_uuid, slot),
         ).fetchone()
         return row[0] if row else None
+
+    def is_arriving(self, domain_uuid: str) -> bool:
+        """Tell whether a VF is kept for the domain, which libvirt may not know yet."""
+        return any(r.is_kept for r in self.reservations() if r.domain_uuid == domain_uuid)
 
     def reservations(self) -> list[Reservation]:
         """Return every reservation."""

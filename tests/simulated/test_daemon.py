@@ -135,7 +135,7 @@ def test_i3_a_restore_that_the_daemon_does_not_answer_is_refused_by_its_start(
         out, err = call.communicate(timeout=PATIENCE)
         peer.close()
     assert (call.returncode, err) == (0, b"")
-    assert noted(out).startswith("vgpu-hookd has not answered within 2 s")
+    assert noted(out).startswith("domain 'a': vgpu-hookd has not answered within 2 s")
     refused = product.hook("a", "prepare", out)
     assert refused.status == 1
     assert noted(out) in refused.err
