@@ -79,9 +79,12 @@ class Daemon:
         next_reconcile = time.monotonic() + self._settings.reconcile_interval
         while True:
             caught = signal.sigtimedwait(SIGNALS, step)
-            if caught is not None and caught.si_signo != signal.SIGHUP:
+            # Python also returns one of no signal, if the process was stopped for longer than that
+            # and goes on (CPython's Modules/signalmodule.c: EINTR after the time is over).
+            number = caught.si_signo if caught is not None else 0
+            if number in (signal.SIGTERM, signal.SIGINT):
                 return
-            if caught is not None:
+            if number == signal.SIGHUP:
                 self._reload()
             busy = self._busy_since
             stuck = busy is not None and time.monotonic() - busy > WORKER_PATIENCE

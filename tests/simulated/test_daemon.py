@@ -10,6 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +257,23 @@ def test_systemd_is_told_and_the_socket_can_be_its(product: Product, tmp_path: P
         process.wait()
         listener.close()
         notify.close()
+
+
+def test_a_daemon_that_was_stopped_for_a_while_goes_on(product: Product) -> None:
+    """Longer than it waits for signals at a time: Python then tells it of one that never came."""
+    process = product.daemon(WATCHDOG_USEC="200000")
+    try:
+        process.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        time.sleep(1)
+        process.send_signal(signal.SIGCONT)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)
+        with connect(product):
+            pass
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_daemon_that_cannot_start_says_why(product: Product) -> None:
