@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol
 
-from vgpu_hook import domain
+from vgpu_hook import definitions, domain
 from vgpu_hook.admission import attach_command, detach_command
-from vgpu_hook.definitions import Plan
 from vgpu_hook.model import (
     HOSTDEV_TYPE,
     VENDOR_VFIO,
@@ -25,11 +24,8 @@ from vgpu_hook.model import (
 )
 
 
-class Plans(Protocol):
+class Plans(definitions.Plans, Protocol):
     """What a host has for a VM that wakes up on it (planning.Planner)."""
-
-    def __call__(self, subject: Domain, request: VgpuRequest) -> Plan:
-        """Return the hostdev that serves the request."""
 
     def current(self, subject: Domain, slot: str) -> str | None:
         """Return the VF that the domain's definition was given for the slot."""

@@ -41,8 +41,8 @@ def attach(arguments: argparse.Namespace) -> int:
     libvirt = Libvirt(arguments.connect)
     found = libvirt.find(arguments.domain)
     request = _request(arguments, domain.parse(libvirt.definition(found)))
-    _require_offer(request, parents)
     planner = context.planner(settings, opened, parents)
+    planner.require_offer(request)
     hostdevs: list[Hostdev] = []
 
     def change(text: bytes) -> bytes:
@@ -82,15 +82,17 @@ def attach(arguments: argparse.Namespace) -> int:
 
 def detach(arguments: argparse.Namespace) -> int:
     """Take a slot's request and hostdev out of the domain's persistent definition."""
+    settings = config.load()
     libvirt = Libvirt(arguments.connect)
     found = libvirt.find(arguments.domain)
+    records = context.existing_store(settings)
     slots: list[str] = []
     kept: list[str] = []
 
     def change(text: bytes) -> bytes:
         subject = domain.parse(text)
         slots[:] = [arguments.slot] if arguments.slot is not None else _only_slot(subject)
-        if slots[0] not in [*_slots(subject), *_recorded(subject)]:
+        if slots[0] not in [*_slots(subject), *_recorded(subject, records)]:
             raise VgpuError(
                 f"domain {subject.name!r} has no vGPU in slot {slots[0]!r}"
                 f" (it has: {', '.join(_slots(subject)) or 'none'})"
@@ -100,8 +102,7 @@ def detach(arguments: argparse.Namespace) -> int:
 
     if arguments.live:
         slots[:] = [arguments.slot or _only_slot(hotplug.live(libvirt, found))[0]]
-        settings = config.load()
-        opened = context.store(settings)
+        opened = records = context.store(settings)
         arguments.slot = slots[0]
         gone = hotplug.unplug(
             libvirt,
@@ -114,7 +115,7 @@ def detach(arguments: argparse.Namespace) -> int:
         gone = not libvirt.is_active(found)
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
-        if (records := context.existing_store(config.load())) is not None:
+        if records is not None:
             records.devices.keep_reservations(found.UUIDString(), kept)
             _record(libvirt, found, records)
     when = (
@@ -140,7 +141,7 @@ def render(arguments: argparse.Namespace) -> int:
     parents = context.parents(settings, opened)
     planner = context.planner(settings, opened, parents, reserve=False)
     for request in subject.request:
-        _require_offer(request, parents)
+        planner.require_offer(request)
         text = domain.attach(text, request, _hostdev(planner, subject, request))
     sys.stdout.write(text.decode())
     return 0
@@ -271,12 +272,6 @@ def _hostdev(planner: Planner, subject: Domain, request: VgpuRequest) -> Hostdev
     return hostdev
 
 
-def _require_offer(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
-    """Raise if nothing on this host offers the profile, full or not."""
-    if not placement.candidates(parents, request.profile, request.gpu):
-        raise placement.why_not(parents, request.profile, request.gpu)
-
-
 def _note_capacity(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
     """Tell of a profile that has no room now: the start will be refused if it stays so."""
     offers = placement.candidates(parents, request.profile, request.gpu)
@@ -303,10 +298,9 @@ def _free_slot(subject: Domain) -> str:
     return next(str(number) for number in range(len(taken) + 1) if str(number) not in taken)
 
 
-def _recorded(subject: Domain) -> list[str]:
+def _recorded(subject: Domain, records: Store | None) -> list[str]:
     """Return the slots that the domain is on record with: its definition may have changed since."""
-    opened = context.existing_store(config.load())
-    return [r.slot for r in opened.domains.requests(subject.uuid)] if opened is not None else []
+    return [r.slot for r in records.domains.requests(subject.uuid)] if records is not None else []
 
 
 def _only_slot(subject: Domain) -> list[str]:

@@ -1,8 +1,8 @@
-"""The hook's own process: asks the daemon to do a call, or does it: `python3 -I -m vgpu_hook.hook`.
+"""The hook's own process: asks the daemon to do a call, or does it.
 
-hooks/qemu runs it for domains with a request, with libvirt's arguments (NAME OP SUBOP EXTRA) and
-the domain's XML on stdin. Exit status: 0, or REFUSED with one line on stderr for a start or an
-arrival that must not go on. Prints the XML to go on with, if it is not the one that was
+hooks/qemu calls `serve` for domains with a request, with libvirt's arguments (NAME OP SUBOP EXTRA)
+and the domain's XML. The answer's status: 0, or REFUSED with one line for a start or an
+arrival that must not go on. Its output is the XML to go on with, if it is not the one that was
 given. Imports little before the daemon has been asked: every VM start with a vGPU pays for
 it. Does not filter domains without a request quickly: hooks/qemu did that before; it hands on
 restores alone, since a saved image may be older than the request.
@@ -10,7 +10,6 @@ restores alone, since a saved image may be older than the request.
 
 from __future__ import annotations
 
-import sys
 import time
 
 from vgpu_hook import client, config
@@ -26,18 +25,6 @@ STOPS = ("stopped", "release")
 RESTORE = "restore"
 ARRIVALS = (RESTORE, "migrate")
 """What they print is the XML that libvirt goes on with (facts A6)."""
-
-
-def main(arguments: list[str] | None = None, xml: bytes | None = None) -> int:
-    """Serve one call of the hook; return its exit status."""
-    given = sys.argv[1:] if arguments is None else arguments
-    answer = serve(given, sys.stdin.buffer.read() if xml is None else xml)
-    if answer.stderr:
-        print(answer.stderr, file=sys.stderr)
-    if answer.output:
-        sys.stdout.buffer.write(answer.output)
-        sys.stdout.buffer.flush()
-    return answer.status
 
 
 def serve(arguments: list[str], xml: bytes) -> Answer:
@@ -78,7 +65,3 @@ def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
     from vgpu_hook import operations
 
     return operations.in_child(arguments, xml, time.monotonic() - begun)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

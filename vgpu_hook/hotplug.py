@@ -85,7 +85,7 @@ def note_request(libvirt_: Libvirt, found: Any, slot: str, request: VgpuRequest 
     libvirt keeps it apart from the definition's (facts C5), and it is what a saved image and a
     migration carry along.
     """
-    text = str(libvirt_.call(found, found.XMLDesc)).encode()
+    text = _live_xml(libvirt_, found)
     subject = domain.parse(text)
     there = subject.hostdev(slot)
     if request is None:
@@ -103,4 +103,8 @@ def note_request(libvirt_: Libvirt, found: Any, slot: str, request: VgpuRequest 
 
 def live(libvirt_: Libvirt, found: Any) -> Domain:
     """Return what the running domain has."""
-    return domain.parse(str(libvirt_.call(found, found.XMLDesc)).encode())
+    return domain.parse(_live_xml(libvirt_, found))
+
+
+def _live_xml(libvirt_: Libvirt, found: Any) -> bytes:
+    return str(libvirt_.call(found, found.XMLDesc)).encode()

@@ -31,7 +31,7 @@ from tests.simulated.arrivals import besides_note, noted
 from vgpu_hook import hook
 
 INSIDE, PROCESS = "inside", "process"
-"""The levels: hook.main in this process, and hooks/qemu, which takes several times as long."""
+"""The levels: hook.serve in this process, and hooks/qemu, which takes several times as long."""
 
 REFUSABLE = ("prepare", "migrate")
 ARRIVALS = ("restore", "migrate")
@@ -115,9 +115,11 @@ class Fuzzed:
             contextlib.redirect_stdout(io.TextIOWrapper(out, "utf-8")) as stdout,
             contextlib.redirect_stderr(err),
         ):
-            status = hook.main(arguments, call.xml)
+            found = hook.serve(arguments, call.xml)
             stdout.flush()
-        return Answer(status, out.getvalue().decode(), err.getvalue())
+        line = f"{found.stderr}\n" if found.stderr else ""  # as hooks/qemu ends it
+        printed, said = out.getvalue() + found.output, err.getvalue() + line
+        return Answer(found.status, printed.decode(), said)
 
     def _process(self, call: Call) -> Answer:
         answer = self.product.hook(call.name, call.operation, call.xml)

@@ -19,6 +19,7 @@ from tests.testbed.build import ensure_image
 from tests.testbed.host import INSTALLED, Host, prepare
 from tests.testbed.machine import Machine
 from tests.testbed.pair import Pair, running_pair
+from tests.testbed.recipe import Image
 
 
 class Testbed:
@@ -61,6 +62,14 @@ def _shown(config: pytest.Config) -> Iterator[None]:
         yield
 
 
+def _image_for(config: pytest.Config, doing: str) -> Image:
+    """Return the image, built if need be, and say what comes next."""
+    with _shown(config):
+        image = ensure_image()
+        print(f"\ntestbed: {doing}", file=sys.stderr)
+    return image
+
+
 Show = Callable[[str], None]
 
 
@@ -78,9 +87,7 @@ def show(pytestconfig: pytest.Config) -> Show:
 @pytest.fixture(scope="session")
 def testbed(pytestconfig: pytest.Config) -> Iterator[Testbed]:
     """A running test host with the working tree's package installed."""
-    with _shown(pytestconfig):
-        image = ensure_image()
-        print("\ntestbed: starting the test host, installing the package", file=sys.stderr)
+    image = _image_for(pytestconfig, "starting the test host, installing the package")
     with Machine(image) as machine:
         prepare(machine)
         yield Testbed(machine)
@@ -101,9 +108,7 @@ def fresh_host(testbed: Testbed) -> Host:
 @pytest.fixture(scope="session")
 def pair_testbed(pytestconfig: pytest.Config) -> Iterator[PairTestbed]:
     """Two running test hosts with the working tree's package installed in both."""
-    with _shown(pytestconfig):
-        image = ensure_image()
-        print("\ntestbed: starting two test hosts, installing the package", file=sys.stderr)
+    image = _image_for(pytestconfig, "starting two test hosts, installing the package")
     with running_pair(image) as pair:
         yield PairTestbed(pair)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import re
 import sqlite3
-from collections.abc import Iterator
 from pathlib import Path
 from typing import cast
 
@@ -23,7 +22,7 @@ from tests.domains import (
     uuid_of,
     vgpus_of,
 )
-from vgpu_hook import arrival, domain, store_file
+from vgpu_hook import arrival, domain
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.model import Parent, Refused, VgpuError, VgpuRequest, VgpuType
 from vgpu_hook.planning import Planner
@@ -77,14 +76,6 @@ ELABORATE = f"""<?xml version='1.0' encoding='UTF-8'?>
 </domain>
 <!-- after --><?tool after?>
 """.encode()
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = store_file.open_store(str(tmp_path), "test", wait=5)
-    assert opened is not None
-    yield opened
-    opened.close()
 
 
 def vf(name: str) -> Parent:

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from pathlib import Path
-
 import pytest
 
 from tests.domains import device_of, domain_xml, pci_hostdev, uuid_of
-from vgpu_hook import definitions, domain, placement, store_file
+from vgpu_hook import definitions, domain, placement
 from vgpu_hook.model import ASSIGNED, RETAINED, Parent, VgpuError, VgpuType, new_assignment
 from vgpu_hook.planning import Planner
 from vgpu_hook.store import Store
@@ -16,14 +13,6 @@ from vgpu_hook.store_devices import CREATE, Failure
 
 BOOT = "boot"
 PROFILE = "nvidia-1148"
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    opened = store_file.open_store(str(tmp_path), "test", wait=5)
-    assert opened is not None
-    yield opened
-    opened.close()
 
 
 def vf(number: int, *, gpu: str = "0000:41:00.0", free: bool = True, node: int = -1) -> Parent:
