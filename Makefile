@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh)
 
-.PHONY: help demo test check lint unit simulated libvirt testhost soak fuzz bench deb setup clean
+.PHONY: help demo test check lint unit simulated libvirt testhost soak fuzz mutations bench deb setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -43,6 +43,9 @@ soak: setup  ## Long runs on the test host: ten minutes and more
 FUZZ_SECONDS ?= 600
 fuzz: setup  ## Anything on the hook's stdin, for FUZZ_SECONDS (ten minutes)
 	$(PYTHON) -m tests.fuzz $(FUZZ_SECONDS)
+
+mutations: setup  ## Break each rule in a copy, and see that a test notices
+	$(PYTHON) -m tests.mutations
 
 bench: setup  ## Figures: what the hook costs (medians and spread)
 	$(PYTHON) -m tests.bench

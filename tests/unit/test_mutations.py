@@ -1,0 +1,21 @@
+"""The changes of `make mutations` still fit the code that they are about."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.mutations.changes import CHANGES, Change
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("change", CHANGES, ids=lambda c: f"{c.rule} {c.what}")
+def test_each_change_can_be_made(change: Change, tmp_path: Path) -> None:
+    file = tmp_path / change.file
+    file.parent.mkdir()
+    shutil.copy(ROOT / change.file, file)
+    change.apply(tmp_path)
+    compile(file.read_text(), change.file, "exec")
