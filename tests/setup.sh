@@ -11,6 +11,8 @@ python3-all python3-libvirt python3-lxml python3-pydantic python3-setuptools pyt
 python3-venv qemu-system-x86 qemu-utils shellcheck"
 from_pypi="pytest>=8,<10 pytest-xdist>=3,<4 hypothesis>=6,<7 mypy>=1.10,<3 ruff>=0.6,<1"
 from_pypi_2="pytest>=8,<10 hypothesis>=6,<7 lxml>=5 pydantic>=2,<3 structlog>=24"
+# By a path alone: setuptools' own finder takes 20 ms of each process that a test starts.
+editable="--config-settings editable_mode=compat --editable ."
 
 missing=""
 for package in $packages; do
@@ -28,7 +30,7 @@ fi
 
 # $1: folder, $2: extra flag, $3: requirements
 virtual_environment() {
-    stamp="$3 $(cat pyproject.toml)"
+    stamp="$3 $editable $(cat pyproject.toml)"
     [ "$(cat "$1/stamp" 2>/dev/null)" = "$stamp" ] && return
     echo "setup: making $1"
     rm -rf "$1"
@@ -36,7 +38,8 @@ virtual_environment() {
     /usr/bin/python3 -m venv $2 "$1"
     # shellcheck disable=SC2086
     "$1/bin/pip" install -qq --disable-pip-version-check $3
-    "$1/bin/pip" install -qq --disable-pip-version-check --no-deps --editable .
+    # shellcheck disable=SC2086
+    "$1/bin/pip" install -qq --disable-pip-version-check --no-deps $editable
     printf '%s' "$stamp" >"$1/stamp"
 }
 # The distro's own libraries (Debian 12: pydantic 1.10), as users have them.
