@@ -2,9 +2,9 @@
 SHELL := /bin/sh
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh)
+SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
-.PHONY: help demo test check lint unit simulated libvirt testhost soak fuzz mutations bench deb setup clean
+.PHONY: help demo test check lint unit simulated libvirt testhost simhost soak fuzz mutations bench deb setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -36,6 +36,10 @@ libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its
 
 testhost: setup  ## Tests on a real kernel, in a VM
 	$(PYTEST) --numprocesses 2 --dist loadfile tests/testhost
+
+HOST ?= nvidia-two-t4
+simhost: setup  ## A shell on a simulated host, without a GPU: make simhost HOST=l40s
+	$(PYTHON) -m tests.simhost $(HOST)
 
 soak: setup  ## Long runs on the test host: ten minutes and more
 	$(PYTEST) tests/soak

@@ -1,65 +1,49 @@
-"""Runs a simulated host by hand: python -m tests.simhost HOST [MOUNTPOINT], Ctrl-C ends it."""
+"""A shell on a simulated host: python -m tests.simhost HOST [-- COMMAND ...]
+
+To try the product by hand, see docs/simulated-host.md. With a command it runs that instead.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-import tempfile
 from pathlib import Path
+from types import FrameType
 
-from .host import Host
-from .hostfile import HOSTS, load
-from .serve import serve
+from . import byhand
+from .hostfile import HOSTS, host_path, load
 
-_MDEV = """
-    ls {root}/sys/class/mdev_bus/
-    echo $(uuidgen) > {root}/sys/class/mdev_bus/{parent}/mdev_supported_types/{kind}/create
-    ls -l {root}/sys/bus/mdev/devices/
-    echo 'hold <uuid> 4242' > {root}/control      # now a write of `remove` blocks
-    echo 'drop 4242' > {root}/control             # and now it ends
-"""
-_VENDOR = """
-    cd {root}/sys/bus/pci/devices/{parent}/nvidia
-    cat creatable_vgpu_types
-    echo {kind} > current_vgpu_type
-    echo 'hold {parent} 4242' > {root}/control    # now a write of 0 fails
-    echo 'drop 4242' > {root}/control
-    echo 0 > current_vgpu_type
-"""
-_HINT = """{name} is mounted at {root}. Try in another shell:
-{examples}
-    ls -l {root}/sys/bus/pci/devices/
-    cat {root}/writes {root}/state
-
-The commands of `control` are in tests/simhost/control.py. Ctrl-C unmounts.
-"""
+_USAGE = "usage: python -m tests.simhost HOST [-- COMMAND ...]\n\nhosts:"
 
 
-def _hint(host: Host, root: str) -> str:
-    examples = []
-    for kind, text in (("mdev", _MDEV), ("vendor-vfio", _VENDOR)):
-        parent = next((p for p in host.config.parents if p.kind == kind and p.types), None)
-        if parent is not None:
-            words = {"root": root, "parent": parent.name, "kind": parent.types[0].id}
-            examples.append(text.format(**words))
-    return _HINT.format(name=host.config.name, root=root, examples="".join(examples))
+def _hosts() -> str:
+    """Their names, with how the comment of each begins."""
+    lines = []
+    for path in sorted(HOSTS.glob("*.toml")):
+        comment = path.read_text().splitlines()[0].lstrip("# ")
+        lines.append(f"  {path.stem:<22} {comment}")
+    return "\n".join(lines)
 
 
-def main() -> int:
-    if len(sys.argv) not in (2, 3) or sys.argv[1].startswith("-"):
-        names = ", ".join(sorted(path.stem for path in HOSTS.glob("*.toml")))
-        print(f"usage: python -m tests.simhost HOST [MOUNTPOINT]\nhosts: {names}", file=sys.stderr)
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+def main(arguments: list[str]) -> int:
+    host, *rest = arguments or [""]
+    known = bool(host) and host_path(host).exists()
+    if not known or (rest and (rest[0] != "--" or len(rest) == 1)):
+        print(f"{_USAGE}\n{_hosts()}", file=sys.stderr)
         return 2
-    host = Host(load(sys.argv[1]))
-    own = tempfile.mkdtemp(prefix="simhost-") if len(sys.argv) == 2 else None
-    root = own or sys.argv[2]
-    print(_hint(host, root), flush=True)
-    try:
-        serve(host, root, None, until_eof=False)
-    finally:
-        if own is not None:
-            Path(own).rmdir()
-    return 0
+    if os.geteuid() != 0 or not Path("/dev/fuse").exists():
+        print("error: a simulated host needs root and /dev/fuse", file=sys.stderr)
+        return 1
+    load(host)  # a slip in a host file of one's own is told before anything is started
+    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGHUP, _end)
+    return byhand.run(host, rest[1:])
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -29,11 +29,22 @@ class Pool:
         self.config = config
         self._taken: dict[Hashable, Taken] = {}
 
-    def available(self, parent: str, kind: TypeConfig) -> int:
-        """What `available_instances` reads: how many more of that type, if only of that type."""
+    @property
+    def busy(self) -> bool:
+        return bool(self._taken)
+
+    def has_instance(self, number: int) -> bool:
+        """Whether that GPU instance carries a device."""
+        return any(taken.instance == number for taken in self._taken.values())
+
+    def available(self, parent: str, kind: TypeConfig, taking: bool = False) -> int:
+        """What `available_instances` reads: how many more of that type, if only of that type.
+
+        taking: what there really is.
+        """
         taken = list(self._taken.values())
         limits = []
-        if self.config.total is not None:
+        if self.config.total is not None and not (self.config.overstated and not taking):
             left = self.config.total - sum(other.kind.cost for other in taken)
             limits.append(left // kind.cost)
         if kind.max_instances is not None:
@@ -56,7 +67,7 @@ class Pool:
 
     def take(self, key: Hashable, parent: str, kind: TypeConfig) -> Taken:
         """Raises OSError with the driver's errno when it does not fit."""
-        if self.available(parent, kind) < 1:
+        if self.available(parent, kind, taking=True) < 1:
             raise OSError(self.config.errno, "no capacity")
         instances = self._instances(kind)
         places = {other.place for other in self._taken.values()}

@@ -32,6 +32,7 @@ _COUNTED = {
     wire.READDIR: "readdir",
     wire.READLINK: "readlink",
 }
+_BY_NAME = frozenset({wire.LOOKUP, wire.GETATTR, wire.OPEN, wire.OPENDIR, wire.READLINK})
 _REFUSED = {
     wire.CREATE: errno.EACCES,
     wire.MKNOD: errno.EACCES,
@@ -55,6 +56,8 @@ class Request:
     body: bytes
     passed: bool = False
     """Its fault has been dealt with: do it now."""
+    paths: list[str] = field(default_factory=list)
+    """Of the file, if it is one whose calls are counted."""
     logged: LoggedWrite | None = None
     instead: bytes | None = None
     """What a fault writes in place of the data."""
@@ -87,6 +90,8 @@ class FileSystem:
         self._complaint = ""
         host.root.attr("control", lambda: self._complaint.encode(), self._control)
         host.on_heal = self._resume
+        for line in host.config.script.splitlines():
+            control.run(host, line)
         self._handlers: dict[int, Callable[[Request], bytes | None]] = {
             wire.INIT: lambda request: wire.init_reply(memoryview(request.body)),
             wire.LOOKUP: self._lookup,
@@ -129,23 +134,37 @@ class FileSystem:
         if request.logged is not None:
             request.logged.end(number)
         self._reply(request.unique, number, payload)
+        if request.paths and self.host.watches:
+            op = _FAULT_OPS[request.opcode]
+            control.seen(self.host, op, request.paths, number, request.data)
 
     def _dispatch(self, request: Request) -> bytes | None:
         handler = self._handlers.get(request.opcode)
         if handler is None:
             raise OSError(_REFUSED.get(request.opcode, errno.ENOSYS), "not done here")
+        node = self._nodes.get(request.nodeid)
+        if node is None:
+            return handler(request)  # INIT
+        if not node.alive and request.opcode in _BY_NAME and self._is_stale(node):
+            raise OSError(errno.ESTALE, node.name)
         if request.opcode in _FAULT_OPS and not request.passed:
-            node = self._node(request)
             first = request.opcode not in (wire.READ, wire.READDIR) or not _offset(request)
             if first and node.parent is not self.host.root:
                 return self._observed(request, node, handler)
         return handler(request)
 
+    def _is_stale(self, node: Node) -> bool:
+        """Whether the kernel may have come to a dead node by a name that it remembered.
+
+        Not if it is open: what has it open may ask for its attributes, as in sysfs.
+        """
+        return node.remembered and not any(opened.node is node for opened in self._open.values())
+
     def _observed(
         self, request: Request, node: Node, handler: Callable[[Request], bytes | None]
     ) -> bytes | None:
         """A call that is counted, logged, and may hit a fault."""
-        paths = node.paths()
+        paths = request.paths = node.paths()
         if counted := _COUNTED.get(request.opcode):
             self.host.log.reads[(counted, paths[0])] += 1
         if request.opcode == wire.WRITE and paths[0].startswith("sys/"):
@@ -203,7 +222,8 @@ class FileSystem:
         self._nodes[nodeid] = node
         self._lookups[nodeid] = self._lookups.get(nodeid, 0) + 1
         attributes = wire.attributes(node.ino, node.mode, node.size())
-        return wire.ENTRY_HEAD.pack(nodeid, 0, 0, 0, 0, 0) + attributes
+        seconds = wire.REMEMBERED_SECONDS if node.remembered else 0
+        return wire.ENTRY_HEAD.pack(nodeid, 0, seconds, 0, 0, 0) + attributes
 
     def _forget(self, opcode: int, nodeid: int, body: bytes) -> None:
         if opcode == wire.FORGET:

@@ -16,6 +16,9 @@ here: vendor.py and plain.py have that.
     mode = "heterogeneous"      "same-type": the first vGPU's type only; "equal-size": its size only
     mig = false                 true: types come from [[gpu.instance]] (id, types), none without one
     pf_nvidia = false           true: the PF has an nvidia/ directory as well
+    sriov_configure = false     true: the driver makes VFs when sriov_numvfs is written
+    unbind_lock = 0             how often sriov-manage fails first
+    [[gpu.attribute]]           more files of the PF: path, value, writable
     device_after, appears_after looks that miss before the VFs, and then their driver, are there
     [gpu.answers]               header, uncreatable, occupied, in_use, nothing, open: hostmodel.py
     [[gpu.type]]                id, name, framebuffer (MiB), max_instances
@@ -27,6 +30,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .hostmodel import (
+    AttributeConfig,
     CapacityConfig,
     InstanceConfig,
     ParentConfig,
@@ -70,8 +74,11 @@ class GpuConfig:
     mode: str = "heterogeneous"
     mig: bool = False
     pf_nvidia: bool = False
+    sriov_configure: bool = False
+    unbind_lock: int = 0
     device_after: int = 0
     appears_after: int = 0
+    attributes: tuple[AttributeConfig, ...] = ()
     instances: tuple[InstanceConfig, ...] = ()
     types: tuple[GpuTypeConfig, ...] = ()
     answers: VendorConfig = field(default_factory=VendorConfig)
@@ -88,6 +95,7 @@ def read_gpu(raw: dict[str, Any]) -> tuple[PciConfig, list[ParentConfig]]:
     tables = {
         "instances": tuple(_instance(entry) for entry in raw.pop("instance", [])),
         "types": tuple(make(GpuTypeConfig, entry) for entry in raw.pop("type", [])),
+        "attributes": tuple(make(AttributeConfig, entry) for entry in raw.pop("attribute", [])),
         "answers": make(VendorConfig, raw.pop("answers", {})),
     }
     return expand(make(GpuConfig, {**raw, **tables}))
@@ -115,6 +123,9 @@ def expand(gpu: GpuConfig) -> tuple[PciConfig, list[ParentConfig]]:
         driver=gpu.driver or None,
         totalvfs=total if gpu.sriov else None,
         decoy=creatable(gpu) if gpu.pf_nvidia else "",
+        sriov_configure=gpu.sriov_configure,
+        unbind_lock=gpu.unbind_lock,
+        attributes=gpu.attributes,
         **common,
     )
     virtual = [

@@ -13,9 +13,11 @@ import itertools
 import json
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from typing import Protocol
 
+from . import sriov
 from .capacity import Pool
 from .faults import Fault, Log, make_fault
 from .hostmodel import HostConfig, ParentConfig
@@ -23,6 +25,7 @@ from .mdev import MdevDevice, MdevParent
 from .pci import PciBus
 from .plain import PlainVf
 from .processes import Processes
+from .script import Watch
 from .tree import Dir
 from .vendor import VendorVf
 from .vfio import Vfio, VfioDevice
@@ -42,6 +45,13 @@ class Parent(Protocol):
     def unregister(self) -> None:
         """The driver lets it go. Raises OSError if it can't."""
 
+    def vanish(self) -> None:
+        """It is gone; for a parent of mediated devices: its driver."""
+
+    @property
+    def in_use(self) -> bool:
+        """Whether somebody has it, or a device of it, open."""
+
 
 KINDS: dict[str, Callable[[Host, ParentConfig], Parent]] = {
     "mdev": MdevParent,
@@ -59,15 +69,21 @@ class Host:
         self.config = config
         self.root = Dir("")
         self.sys = self.root.dir("sys")
+        self.sys.lasting = True
         self.log = Log()
         self.faults: list[Fault] = [
             make_fault(f.op, f.path, f.action, f.nth, f.times, f.data) for f in config.faults
         ]
+        self.watches: list[Watch] = []
+        self.problems: list[str] = []
+        """What a script could not do."""
+        self.lock_failures: Counter[str] = Counter()
         self.on_heal: Callable[[], None] = lambda: None
         self.processes = Processes(self.root.dir("proc"), dev_links, self.drop)
         self.vfio = Vfio(self.sys, self.root.dir("dev"), config, self.processes)
-        self.vfio.on_close = self._finish_removals
+        self.vfio.on_close = self._closed
         self.pci = PciBus(self.sys, self.vfio)
+        self.pci.on_numvfs = lambda pci, now, data: sriov.write_numvfs(self, pci, now, data)
         self.pools = {parent.pool: Pool(parent.capacity) for parent in config.parents}
         self.devices: dict[str, MdevDevice] = {}
         self.parents: dict[str, Parent] = {}
@@ -93,6 +109,7 @@ class Host:
         if self.config.mdev_bus:
             for path in ("bus/mdev/devices", "bus/mdev/drivers", "class/mdev_bus"):
                 self.sys.dir(path)
+            self.sys.dir("bus/mdev/devices").lasting = False
             self.sys.dir("class/mdev_bus").on_look = self._look_class
         self.sys.dir("bus/pci/devices").on_look = self._look_pci
         for config in self.config.parents:
@@ -172,10 +189,10 @@ class Host:
         del self._looks[key]
         return True
 
-    def _finish_removals(self) -> None:
+    def _closed(self) -> None:
         for device in list(self.devices.values()):
-            if device.state == "removing" and not self.vfio.holders(device):
-                device.finish_removal()
+            if not self.vfio.holders(device):
+                device.closed()
 
     # --- commands of the control file ---
 
@@ -194,7 +211,7 @@ class Host:
         if pid not in self.processes.by_pid:
             raise ValueError(f"no process {pid}")
         self.processes.end(pid)
-        self._finish_removals()
+        self._closed()
 
     def process(self, pid: int, comm: str, links: list[str]) -> None:
         process = self.processes.start(pid, comm)
@@ -231,6 +248,15 @@ class Host:
         if not self.pci.has(name):
             self._add_pci(parent.config)
         parent.register()
+
+    def vanish(self, name: str) -> None:
+        """A device, a parent (a VF; of mediated devices: its driver) or a process is gone."""
+        if name.lower() in self.devices:
+            self.devices[name.lower()].vanish()
+        elif name.isdigit():
+            self.drop(int(name))
+        else:
+            self.find_parent(name).vanish()
 
     def heal(self) -> None:
         self.faults.clear()
@@ -282,4 +308,5 @@ class Host:
             "vfs": vfs,
             "available": available,
             "processes": sorted(self.processes.by_pid),
+            "problems": self.problems,
         }

@@ -6,13 +6,16 @@ unknown key is an error, so that a misspelt quirk cannot be silently absent.
     kernel = "6.1"            5.x has no vfio-dev directory
     cdev = false              /dev/vfio/devices/vfioN (6.6 and later, CONFIG_VFIO_DEVICE_CDEV)
     mdev_bus = true           false: the mdev module is not loaded, no /sys/class/mdev_bus
+    vfio_mdev = true          5.x: false: the module of that name is not loaded
     [[node]]                  NUMA nodes: id, cpulist
     [[pci]]                   PCI functions that are no parents: address, vendor, device, ...
-    [[parent]]                kind, addresses (PCI) or path (below /sys/devices), driver, ...
+    [[parent]]                kind, addresses (PCI) or path (below /sys/devices), driver, and
+                              what ParentConfig of hostmodel.py has from create_seconds on
     [parent.capacity]         see capacity.py
     [[parent.type]]           id, name, description, cost, max_instances
     [[parent.attribute]]      files in each device's directory: path, value, writable
     [[gpu]]                   an SR-IOV GPU and its VFs, see gpufile.py
+    script = ""               commands of control.py, done once at the start: scripts of faults
     [[device]]                devices that are there at boot: uuid (not for VFs), parent, type
     [[fault]]                 faults from the start: op, path, action, nth, times, data
 """
@@ -38,6 +41,10 @@ from .hostmodel import (
 )
 
 HOSTS = Path(__file__).parent / "hosts"
+_PARENT_KEYS = {
+    *("create_seconds", "create_error", "leave_seconds", "request_seconds"),
+    *("clean_seconds", "clean_error", "appears_after", "device_after", "absent"),
+}
 
 
 def host_path(host: str | Path) -> Path:
@@ -81,9 +88,8 @@ def _parents(number: int, raw: dict[str, Any]) -> list[ParentConfig]:
     attributes = tuple(make(AttributeConfig, entry) for entry in raw.pop("attribute", []))
     capacity = make(CapacityConfig, raw.pop("capacity", {}))
     common: dict[str, Any] = {"kind": raw.pop("kind", "mdev"), "driver": raw.pop("driver")}
-    for key in ("create_seconds", "appears_after", "device_after"):
-        if key in raw:
-            common[key] = raw.pop(key)
+    for key in _PARENT_KEYS & set(raw):
+        common[key] = raw.pop(key)
     addresses = raw.pop("addresses", [])
     places: list[tuple[str, str, PciConfig | None]] = []
     if addresses:

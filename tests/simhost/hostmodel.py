@@ -32,6 +32,8 @@ class CapacityConfig:
     """One frame buffer size at a time (NVIDIA's equal-size mode)."""
     instances: tuple[InstanceConfig, ...] | None = None
     """GPU instances of MIG: each carries one device, of the types that it offers."""
+    overstated: bool = False
+    """available_instances leaves the total out: a create fails although it reads 1 or more."""
     error: str = "ENOSPC"
 
     @property
@@ -77,6 +79,12 @@ class PciConfig:
     """With it the function has sriov_totalvfs, and sriov_numvfs even without VFs."""
     decoy: str = ""
     """What creatable_vgpu_types reads if the function has an nvidia/ without being a VF."""
+    sriov_configure: bool = False
+    """Its driver makes VFs when sriov_numvfs is written."""
+    unbind_lock: int = 0
+    """How often sriov-manage fails before it gets its lock."""
+    attributes: tuple[AttributeConfig, ...] = ()
+    """More files in its directory."""
 
     @property
     def path(self) -> str:
@@ -86,7 +94,7 @@ class PciConfig:
 
 @dataclass(frozen=True)
 class VendorConfig:
-    """Vendor-specific VFIO: how NVIDIA's driver answers. Errors by name, "" for none."""
+    """Vendor-specific VFIO: how NVIDIA's driver answers. Errors by name; "": it does it."""
 
     header: bool = True
     """creatable_vgpu_types begins with the line `ID    : vGPU Name`."""
@@ -120,6 +128,16 @@ class ParentConfig:
     capacity: CapacityConfig
     pool: str
     create_seconds: float = 0.0
+    create_error: str = ""
+    """What the driver's probe fails with, when the device is on the bus already."""
+    leave_seconds: float = 0.0
+    """A write of `remove` returns at once, and the device goes that much later."""
+    request_seconds: float | None = None
+    """The driver asks who has a device open to let go of it, which is done after that time."""
+    clean_seconds: float | None = None
+    """The driver itself removes a device that was open, so long after it was closed."""
+    clean_error: str = "EIO"
+    """What a write of `remove` gets meanwhile."""
     appears_after: int = 0
     """Looks that miss before the driver registers the parent."""
     device_after: int = 0
@@ -162,12 +180,16 @@ class HostConfig:
     kernel: tuple[int, ...] = (6, 1)
     cdev: bool = False
     mdev_bus: bool = True
+    vfio_mdev: bool = True
+    """Before 6.0: the module that makes a mediated device a VFIO device is loaded."""
     first_group: int = 1
     pci: tuple[PciConfig, ...] = ()
     parents: tuple[ParentConfig, ...] = ()
     devices: tuple[DeviceConfig, ...] = ()
     faults: tuple[FaultConfig, ...] = ()
     nodes: tuple[NodeConfig, ...] = ()
+    script: str = ""
+    """Commands of the control file, done once when the host starts."""
 
 
 def make(cls: type[T], raw: dict[str, Any]) -> T:

@@ -10,7 +10,8 @@ import errno
 import re
 from typing import TYPE_CHECKING
 
-from .hostmodel import AttributeConfig, ParentConfig, TypeConfig
+from .hostmodel import ParentConfig, TypeConfig
+from .pci import add_attribute
 from .tree import Completion, Dir, detach
 
 if TYPE_CHECKING:
@@ -30,6 +31,16 @@ class MdevParent:
         self.registered = False
         self.unloading = False
         self.dir: Dir | None = None
+        self._removing = False
+
+    @property
+    def devices(self) -> list[MdevDevice]:
+        """All of its devices, in the order in which they came."""
+        return [device for device in self.host.devices.values() if device.parent is self]
+
+    @property
+    def in_use(self) -> bool:
+        return any(self.host.vfio.holders(device) for device in self.devices)
 
     def register(self) -> None:
         """mdev_register_parent: the types appear, then the link in /sys/class/mdev_bus."""
@@ -65,23 +76,34 @@ class MdevParent:
             where.attr("name", kind.name.encode() + b"\n")
         if kind.description is not None:
             where.attr("description", kind.description.encode() + b"\n")
-        where.dir("devices")
+        where.dir("devices").lasting = False
 
     def unregister(self) -> None:
-        """mdev_unregister_parent: idle devices go at once, those in use when they are closed."""
+        """mdev_unregister_parent: refuses what is new at once, and waits for what is under way."""
         if not self.registered:
             return
         self.registered, self.unloading = False, True
-        self.host.sys.remove(f"class/mdev_bus/{self.name}")
-        for device in [d for d in self.host.devices.values() if d.parent is self]:
-            if device.state != "removing":
-                device.begin_removal()
         self.cleanup()
 
     def cleanup(self) -> None:
-        """Take the parent's files away once its last device is gone."""
-        if not self.unloading or any(d.parent is self for d in self.host.devices.values()):
+        """Go on with it, as far as that goes now: called whenever a device is done with.
+
+        It waits for its lock until no create or remove is under way. Then the link goes, and the
+        devices one after the other (device_for_each_child): behind one that is in use the others
+        wait, untouched.
+        """
+        if not self.unloading or self._removing:
             return
+        self._removing = True
+        while all(device.state == "active" for device in self.devices):
+            self.host.sys.remove(f"class/mdev_bus/{self.name}")
+            if not (devices := self.devices):
+                self._remove_files()
+                break
+            devices[0].begin_removal()
+        self._removing = False
+
+    def _remove_files(self) -> None:
         self.unloading = False
         if self.dir is None:
             return
@@ -105,13 +127,16 @@ class MdevParent:
         device = MdevDevice(self, kind, uuid)
         self.host.devices[uuid] = device
         device.appear()
-        if self.config.create_seconds <= 0:
+        if self.config.create_seconds <= 0 and not self.config.create_error:
             device.activate()
             return None
         done = Completion()
         self.host.after(self.config.create_seconds, lambda: device.probed(done))
         device.creation = done
         return done
+
+    def vanish(self) -> None:
+        self.unregister()
 
 
 class MdevDevice:
@@ -125,10 +150,13 @@ class MdevDevice:
         self.state = "creating"
         self.group = -1
         self.cdev = -1
+        self.was_open = False
+        self.cleaning = False
         self.creation: Completion | None = None
         self.removal: Completion | None = None
         assert parent.dir is not None
         self.dir = parent.dir.dir(uuid)
+        self.dir.lasting = False
 
     @property
     def name(self) -> str:
@@ -140,6 +168,7 @@ class MdevDevice:
 
     def check_open(self) -> None:
         """There is nothing that the driver waits for."""
+        self.was_open = True
 
     def appear(self) -> None:
         """device_add: the directory, the link on the bus and `remove` are there before probing."""
@@ -153,46 +182,63 @@ class MdevDevice:
     def activate(self) -> None:
         """The driver's probe and the links that follow it."""
         host, config = self.host, self.parent.config
-        self.group = host.vfio.new_group(self.uuid, self.dir)
-        host.vfio.add(self)
-        driver = config.driver if host.config.kernel >= (6, 0) else "vfio_mdev"
-        self.dir.link("driver", host.sys.dir("bus/mdev/drivers/" + driver))
+        if host.config.vfio_mdev:
+            self.group = host.vfio.new_group(self.uuid, self.dir)
+            host.vfio.add(self)
+            driver = config.driver if host.config.kernel >= (6, 0) else "vfio_mdev"
+            self.dir.link("driver", host.sys.dir("bus/mdev/drivers/" + driver))
         assert self.parent.dir is not None
         kind_dir = self.parent.dir.dir(f"mdev_supported_types/{self.kind.id}")
         self.dir.link("mdev_type", kind_dir)
         kind_dir.dir("devices").link(self.uuid, self.dir)
         for entry in config.attributes:
-            self._add_attribute(entry)
+            add_attribute(self.dir, entry)
         self.state = "active"
-
-    def _add_attribute(self, entry: AttributeConfig) -> None:
-        value = [entry.value.encode()]
-
-        def show() -> bytes:
-            return value[0] + b"\n" if value[0] else b""
-
-        def store(data: bytes) -> None:
-            if entry.needs_newline and not data.endswith(b"\n"):
-                return
-            value[0] = data.strip()
-
-        self.dir.attr(entry.path, show, store if entry.writable else None)
 
     def probed(self, done: Completion) -> None:
         """The end of a slow creation; too late if the device was taken away meanwhile."""
-        if done.errno is None and self.state == "creating":
-            self.activate()
-            done.finish()
+        if done.errno is not None or self.state != "creating":
+            return
+        if error := self.parent.config.create_error:
+            self.unlink()
+            self.finish_removal(creation=getattr(errno, error))
+            return
+        self.activate()
+        done.finish()
+        self.parent.cleanup()
 
     def _remove_store(self, data: bytes) -> Completion | None:
         if kstrtoul(data) == 0:
             return None
+        if self.cleaning:
+            raise OSError(getattr(errno, self.parent.config.clean_error), "the driver does it")
         self.dir.remove("remove")
         if self.state != "active":
             raise OSError(errno.EAGAIN, "not active")
         if not self.parent.registered:
             raise OSError(errno.ENODEV, "parent is going")
+        if self.parent.config.leave_seconds > 0:
+            self.state = "leaving"
+            self.host.after(self.parent.config.leave_seconds, self._leave)
+            return None
         return self.begin_removal()
+
+    def _leave(self) -> None:
+        self.begin_removal()
+
+    def closed(self) -> None:
+        """Nobody has it open any more: what waited for that goes on."""
+        seconds = self.parent.config.clean_seconds
+        if self.state == "removing":
+            self.finish_removal()
+        elif seconds is not None and self.state == "active" and self.was_open:
+            self.was_open, self.cleaning = False, True
+            self.host.after(seconds, self._clean)
+
+    def _clean(self) -> None:
+        if self.state == "active" and not self.host.vfio.holders(self):
+            self.begin_removal()
+        self.cleaning = False
 
     def begin_removal(self) -> Completion | None:
         """device_del up to the driver's remove, which waits for the last VFIO handle.
@@ -200,13 +246,22 @@ class MdevDevice:
         While it waits the bus has no such device any more, but the device's own directory below
         the parent, its IOMMU group and its share of the capacity remain.
         """
+        if self.host.devices.get(self.uuid) is not self:
+            return None
         self.state = "removing"
         self.unlink()
         if not self.host.vfio.holders(self):
             self.finish_removal()
             return None
         self.removal = Completion()
+        if self.parent.config.request_seconds is not None:
+            self.host.after(self.parent.config.request_seconds, self._request)
         return self.removal
+
+    def _request(self) -> None:
+        """VFIO's request interrupt: QEMU unplugs the device from its guest, and lives on."""
+        if self.host.devices.get(self.uuid) is self:
+            self.host.vfio.close(self)
 
     def unlink(self) -> None:
         """All that goes before the wait."""
@@ -218,7 +273,7 @@ class MdevDevice:
             if name not in ("iommu_group", "vfio-dev"):
                 self.dir.remove(name)
 
-    def finish_removal(self, error: int = 0) -> None:
+    def finish_removal(self, error: int = 0, creation: int = errno.ENODEV) -> None:
         """The last handle is closed: give everything back and let the writer go on."""
         host = self.host
         if host.devices.get(self.uuid) is not self:
@@ -229,7 +284,7 @@ class MdevDevice:
         host.pools[self.parent.config.pool].give_back(self.uuid)
         del host.devices[self.uuid]
         if self.creation is not None:
-            self.creation.finish(errno.ENODEV)
+            self.creation.finish(creation)
         if self.removal is not None:
             self.removal.finish(error)
         self.parent.cleanup()

@@ -6,8 +6,9 @@ What a function offers (types, VFIO files) is the business of the kind of parent
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
-from .hostmodel import NodeConfig, PciConfig
+from .hostmodel import AttributeConfig, NodeConfig, PciConfig
 from .tree import Dir, Link, detach
 from .vfio import Vfio
 
@@ -18,11 +19,14 @@ class PciBus:
         self.vfio = vfio
         self.groups: dict[str, int] = {}
         """The IOMMU group of each function, by address."""
+        self.on_numvfs: Callable[[PciConfig, int, bytes], None] = lambda pci, present, data: None
+        """What a write to sriov_numvfs does, given how many VFs there are."""
 
     def boot(self, nodes: tuple[NodeConfig, ...]) -> None:
         self.groups.clear()
         for path in ("devices", "kernel/iommu_groups", "bus/pci/devices", "bus/pci/drivers"):
             self.sys.dir(path)
+        self.sys.dir("kernel/iommu_groups").lasting = False
         for node in nodes:
             here = self.sys.dir(f"devices/system/node/node{node.id}")
             here.attr("cpulist", node.cpulist.encode() + b"\n")
@@ -51,7 +55,9 @@ class PciBus:
         self.groups[pci.address] = self.vfio.new_group(pci.address, here)
         if pci.totalvfs is not None:
             here.attr("sriov_totalvfs", b"%d\n" % pci.totalvfs)
-            self._add_numvfs(here, pci.totalvfs)
+            self._add_numvfs(here, pci)
+        for entry in pci.attributes:
+            add_attribute(here, entry)
         if pci.decoy:
             here.attr("nvidia/creatable_vgpu_types", pci.decoy.encode())
             here.attr("nvidia/current_vgpu_type", b"0\n", _refuse)
@@ -87,26 +93,30 @@ class PciBus:
         physical = self._find(physfn)
         here.link("physfn", physical)
         if "sriov_numvfs" not in physical.children:
-            self._add_numvfs(physical, None)
+            self._add_numvfs(physical, PciConfig(physfn))
         number = pci.virtfn if pci.virtfn is not None else _count(physical)
         physical.link(f"virtfn{number}", here)
 
-    @staticmethod
-    def _add_numvfs(physical: Dir, total: int | None) -> None:
-        """Written to, it does what sriov_numvfs_store does for a driver without sriov_configure.
-
-        Facts E2: a raw write is refused, sriov-manage is the way.
-        """
-
+    def _add_numvfs(self, physical: Dir, pci: PciConfig) -> None:
         def store(data: bytes) -> None:
-            if not data.strip().isdigit():
-                raise OSError(errno.EINVAL, "not a number")
-            if int(data) > (total or 0):
-                raise OSError(errno.ERANGE, "more than sriov_totalvfs")
-            if int(data) != _count(physical):
-                raise OSError(errno.ENOENT, "no SR-IOV by way of sysfs")
+            self.on_numvfs(pci, _count(physical), data)
 
         physical.attr("sriov_numvfs", lambda: b"%d\n" % _count(physical), store)
+
+
+def add_attribute(here: Dir, entry: AttributeConfig) -> None:
+    """A file that keeps what is written to it, if it can be written to."""
+    value = [entry.value.encode()]
+
+    def show() -> bytes:
+        return value[0] + b"\n" if value[0] else b""
+
+    def store(data: bytes) -> None:
+        if entry.needs_newline and not data.endswith(b"\n"):
+            return
+        value[0] = data.strip()
+
+    here.attr(entry.path, show, store if entry.writable else None)
 
 
 def _count(physical: Dir) -> int:

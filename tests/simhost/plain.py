@@ -40,7 +40,7 @@ class PlainVf:
         self.registered = True
 
     def unregister(self) -> None:
-        if self.host.vfio.holders(self):
+        if self.in_use:
             raise OSError(errno.EBUSY, f"{self.name} is open")
         self.host.vfio.remove(self)
         self.dir.remove("driver")
@@ -52,6 +52,10 @@ class PlainVf:
         self.registered = False
         assert self.config.pci is not None
         self.host.pci.remove(self.config.pci)
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self.host.vfio.holders(self))
 
     @property
     def argument(self) -> str:

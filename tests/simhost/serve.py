@@ -2,12 +2,13 @@
 
     python -m tests.simhost.serve HOST MOUNTPOINT [--until-eof] [...]
 
-One thread. However it ends, the mount is taken away and calls that still block are aborted: the
-kernel does that when /dev/fuse is closed.
+One thread does it all; another only waits for the end of stdin. However it ends, the mount is taken
+away and calls that still block are aborted: the kernel does that when /dev/fuse is closed.
 """
 
 from __future__ import annotations
 
+import _thread
 import argparse
 import errno
 import os
@@ -55,7 +56,9 @@ def serve(host: Host, mountpoint: str, ready_fd: int | None, until_eof: bool) ->
         if ready_fd is not None:
             os.write(ready_fd, b"ready\n")
             os.close(ready_fd)
-        _loop(host, system, fuse, sys.stdin.fileno() if until_eof else None)
+        if until_eof:
+            _thread.start_new_thread(_end_at_eof, (sys.stdin.fileno(),))
+        _loop(host, system, fuse)
     finally:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, signal.SIG_IGN)
@@ -67,37 +70,37 @@ def _stop(number: int, frame: FrameType | None) -> None:
     sys.exit(0)
 
 
-def _loop(host: Host, system: FileSystem, fuse: int, stdin: int | None) -> None:
+def _end_at_eof(stdin: int) -> None:
+    """Whoever started this is gone."""
+    while os.read(stdin, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _loop(host: Host, system: FileSystem, fuse: int) -> None:
+    """Until it is unmounted. A request costs two system calls as long as no timer runs."""
     poll = select.poll()
     poll.register(fuse, select.POLLIN)
-    if stdin is not None:
-        poll.register(stdin, select.POLLIN)
     buffer = bytearray(wire.BUFFER_SIZE)
     view = memoryview(buffer)
+    blocking = False
     while True:
         wait = host.next_timer()
-        ready = poll.poll(None if wait is None else int(wait * 1000) + 1)
-        host.run_timers()
-        if any(fd == stdin for fd, _ in ready) and not os.read(stdin or 0, 4096):
-            return
-        if not _requests(system, fuse, buffer, view):
-            return
-
-
-def _requests(system: FileSystem, fuse: int, buffer: bytearray, view: memoryview) -> bool:
-    """Handle all that is waiting. False once the file system is unmounted."""
-    while True:
+        if blocking is not (wait is None):
+            blocking = not blocking
+            os.set_blocking(fuse, blocking)
+        if wait is not None:
+            poll.poll(int(wait * 1000) + 1)
+            host.run_timers()
         try:
             length = os.readv(fuse, [buffer])
         except OSError as error:
-            if error.errno == errno.EAGAIN:
-                return True
             if error.errno == errno.ENODEV:
-                return False
-            if error.errno in (errno.ENOENT, errno.EINTR):
-                continue
-            raise
-        system.handle(view[:length])
+                return
+            if error.errno not in (errno.EAGAIN, errno.ENOENT, errno.EINTR):
+                raise
+        else:
+            system.handle(view[:length])
 
 
 if __name__ == "__main__":

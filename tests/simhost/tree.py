@@ -77,10 +77,17 @@ class Node:
     def size(self) -> int:
         return 0
 
+    @property
+    def remembered(self) -> bool:
+        """Whether the kernel may go on from this name without asking; see wire.py."""
+        return self.parent is not None and self.parent.lasting
+
 
 class Dir(Node):
     """A directory.
 
+    lasting: what is in it comes and goes with hardware and drivers only, so that the kernel may
+    remember its names. Made by dir(), a directory is as lasting as the one that it is in.
     on_look(name) is called before it is listed (name None) and when a name in it is not found: late
     devices appear that way. vanish() makes what the directory stands for disappear.
     """
@@ -91,6 +98,11 @@ class Dir(Node):
         self.aliases: list[str] = []
         self.on_look: Callable[[str | None], None] | None = None
         self.vanish: Callable[[], None] | None = None
+        self.lasting = False
+
+    @property
+    def remembered(self) -> bool:
+        return self.lasting
 
     def add(self, node: Node) -> None:
         if node.name in self.children:
@@ -105,6 +117,7 @@ class Dir(Node):
             child = here.children.get(name)
             if child is None:
                 child = Dir(name)
+                child.lasting = here.lasting
                 here.add(child)
             if not isinstance(child, Dir):
                 raise NotADirectoryError(child.path)
@@ -176,6 +189,10 @@ class Attr(Node):
 
     def size(self) -> int:
         return 4096
+
+    @property
+    def remembered(self) -> bool:
+        return self.store is None and super().remembered
 
 
 class Openable(Attr):

@@ -64,7 +64,7 @@ class VendorVf:
         """The driver lets go of the VF, which remains. EBUSY if it is open (really: it waits)."""
         if not self.registered:
             return
-        if self.host.vfio.holders(self):
+        if self.in_use:
             raise OSError(errno.EBUSY, f"{self.name} is open")
         self._let_go()
         for name in ("nvidia", "driver"):
@@ -89,7 +89,7 @@ class VendorVf:
 
     def check_open(self) -> None:
         if self.vgpu is None:
-            raise refusal(self.config.answers.open, "current_vgpu_type is not set")
+            refuse(self.config.answers.open, "current_vgpu_type is not set")
 
     @property
     def in_use(self) -> bool:
@@ -120,22 +120,28 @@ class VendorVf:
 
     def _store_type(self, data: bytes) -> None:
         number = kstrtol(data) & 0xFFFFFFFF
-        answers = self.config.answers
         if number != 0:
-            if self.vgpu is not None:
-                raise refusal(answers.occupied, "a type is set")
-            kind = next((k for k in self.creatable() if int(k.id) == number), None)
-            if kind is None:
-                raise refusal(answers.uncreatable, "not creatable")
-            self.vgpu = self.pool.take(self.name, self.name, kind)
-            self._place = self.vgpu.place
+            self._set(number)
         elif self.vgpu is None:
-            if answers.nothing:
-                raise refusal(answers.nothing, "no type is set")
-        elif self.in_use:
-            raise refusal(answers.in_use, "it is open")
+            refuse(self.config.answers.nothing, "no type is set")
         else:
+            if self.in_use:
+                refuse(self.config.answers.in_use, "it is open")
             self._free()
+
+    def _set(self, number: int) -> None:
+        answers = self.config.answers
+        before = self.vgpu
+        if before is not None:
+            refuse(answers.occupied, "a type is set")
+            self._free()
+        kind = next((k for k in self.creatable() if int(k.id) == number), None)
+        if kind is None:
+            if before is not None:
+                self.vgpu = self.pool.take(self.name, self.name, before.kind)
+            raise OSError(getattr(errno, answers.uncreatable), "not creatable")
+        self.vgpu = self.pool.take(self.name, self.name, kind)
+        self._place = self.vgpu.place
 
     def _free(self) -> None:
         self.pool.give_back(self.name)
@@ -203,8 +209,10 @@ class VendorVf:
         }
 
 
-def refusal(name: str, reason: str) -> OSError:
-    return OSError(getattr(errno, name), reason)
+def refuse(name: str, reason: str) -> None:
+    """Raise OSError with the errno of that name, unless it is ""."""
+    if name:
+        raise OSError(getattr(errno, name), reason)
 
 
 def kstrtol(data: bytes) -> int:

@@ -122,6 +122,11 @@ class Vfio:
         device.dir.remove("vfio-dev")
         device.cdev = -1
 
+    def close(self, device: VfioDevice) -> None:
+        """Whoever has it open lets go of it."""
+        self.processes.close_files(self.files(device))
+        self.on_close()
+
     def holders(self, device: VfioDevice) -> list[int]:
         return self.processes.holders(self.files(device))
 

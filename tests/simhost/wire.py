@@ -5,6 +5,12 @@ that inode's lock during a direct write and for O_TRUNC. A `create` that hangs w
 later `echo > create`, which a real sysfs does not do (tried: two writers of 2 s took 4 s). Here
 each lookup of a writable file has an inode of its own, and a request may be answered at any later
 time without a thread that waits for it.
+
+Most requests would be lookups: the kernel walks every path name by name. So it is told that it may
+remember the names in lasting directories (tree.py), but no attributes and no absence. When
+such a node is gone, using it gives ESTALE, at which the kernel walks the whole path again and asks
+for each name (retry_estale, LOOKUP_REVAL): nobody sees a name that is not there, or misses one
+that is there again. Writable files are never remembered, for the reason above.
 """
 
 from __future__ import annotations
@@ -44,6 +50,7 @@ ROOT_ID = 1
 MAX_WRITE = 1 << 16
 BUFFER_SIZE = MAX_WRITE + 4096
 FOPEN_DIRECT_IO = 1
+REMEMBERED_SECONDS = 1 << 20
 _ATOMIC_O_TRUNC, _BIG_WRITES, _PARALLEL_DIROPS = 1 << 3, 1 << 5, 1 << 18
 _MS_NOSUID, _MS_NODEV, _MNT_DETACH = 2, 4, 2
 
