@@ -29,7 +29,7 @@ unit: setup
 		tests/unit/test_domain.py tests/unit/test_placement.py
 
 simulated: setup
-	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated
+	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated tests/reports
 
 libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its own
 	$(PYTEST) tests/libvirt
