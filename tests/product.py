@@ -36,6 +36,8 @@ class Product:
         self.state = folder / "state"
         self.runtime = folder / "runtime"
         self.config = folder / "vgpu-hook.toml"
+        self.python = [sys.executable, "-I", "-m"]
+        """How a module of the product is run; tests/simlibvirt puts another libvirt in its way."""
         self.configure(deadline=deadline, extra=extra)
 
     def configure(self, *, deadline: float = 60, extra: str = "") -> None:
@@ -87,7 +89,7 @@ class Product:
 
     def command(self, *arguments: str, **environment: str) -> Answer:
         done = subprocess.run(
-            [sys.executable, "-I", "-m", "vgpu_hook", *arguments],
+            [*self.python, "vgpu_hook", *arguments],
             env={**os.environ, **self.environment, "LC_ALL": "C.UTF-8", **environment},
             capture_output=True,
             timeout=PATIENCE,
@@ -102,7 +104,7 @@ class Product:
     def daemon(self, **environment: str) -> subprocess.Popen[bytes]:
         """Start vgpu-hookd and wait until it serves; the caller stops it."""
         process = subprocess.Popen(
-            [sys.executable, "-I", "-m", "vgpu_hook.daemon"],
+            [*self.python, "vgpu_hook.daemon"],
             env={**os.environ, **self.environment, **environment},
             stdin=subprocess.DEVNULL,
         )

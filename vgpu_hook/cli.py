@@ -135,7 +135,11 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    parsed = parser().parse_args(arguments)
+    top = parser()
+    parsed = top.parse_args(arguments)
+    for word in sys.argv[1:] if arguments is None else arguments:
+        if any("\ud800" <= char <= "\udfff" for char in word):  # libvirt and the store have none
+            top.error(f"{word!r} is not UTF-8")
     # Imported only now: `--help` and wrong usage need neither libvirt nor lxml, and what shows
     # something needs no libvirt.
     try:

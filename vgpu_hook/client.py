@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 
 from vgpu_hook import protocol
 from vgpu_hook.bounded import Deadline
@@ -30,6 +31,9 @@ def ask(
         try:
             connection.settimeout(min(GREETING_WAIT, deadline.remaining()))
             connection.connect(os.path.join(runtime, SOCKET))
+            # Whoever could put a socket there must not get to say what a start is told.
+            if not peer_is_root(connection):
+                return None
             if _receive(connection, len(protocol.GREETING)) != protocol.GREETING:
                 return None
         except OSError:
@@ -48,6 +52,18 @@ def ask(
             ) from None
         except (OSError, ValueError, protocol.ProtocolError):
             return None
+
+
+def peer_is_root(connection: socket.socket) -> bool:
+    """Tell whether the other side of a Unix socket runs as root (SO_PEERCRED, unix(7)).
+
+    That of a socket that systemd listens on for the daemon is systemd, as root too.
+    """
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return bool(uid == 0)
 
 
 def _receive(connection: socket.socket, size: int) -> bytes:

@@ -22,7 +22,7 @@ from vgpu_hook.deletion import Deletion
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.lint import check as check_hostdevs
-from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, shell_word
+from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, one_line, shell_word
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.request import check_request
@@ -165,7 +165,7 @@ def release(arguments: argparse.Namespace) -> int:
     for uuid in {row.domain_uuid for row in rows}:
         left += lifecycle.release_all(uuid, frozenset(row.generation for row in rows))
     for row in left:
-        print(f"error: vGPU {row.device} is retained: {row.reason}", file=sys.stderr)
+        print(f"error: vGPU {row.device} is retained: {one_line(row.reason)}", file=sys.stderr)
     print(f"Released {len(rows) - len(left)} of {len(rows)} vGPUs of domain {arguments.domain!r}.")
     return 1 if left else 0
 
@@ -203,7 +203,7 @@ def delete(arguments: argparse.Namespace) -> int:
         return context.lifecycle(settings, opened, "delete")
 
     def say(text: str) -> None:
-        print(text, flush=True)
+        print(one_line(text), flush=True)
 
     deletion = Deletion(Libvirt(arguments.connect), opened, lifecycle_for, say)
     if arguments.cancel:
@@ -277,7 +277,7 @@ def _note_capacity(request: VgpuRequest, parents: tuple[Parent, ...]) -> None:
     offers = placement.candidates(parents, request.profile, request.gpu)
     if not placement.order(offers, placement.Wishes()):
         cause = placement.why_not(parents, request.profile, request.gpu)
-        print(f"warning: at present there is {cause.message}", file=sys.stderr)
+        print(f"warning: at present there is {one_line(cause.message)}", file=sys.stderr)
 
 
 def _note_version(libvirt: Libvirt, hostdevs: list[Hostdev]) -> None:

@@ -26,6 +26,7 @@ from vgpu_hook.host import Host
 from vgpu_hook.libvirtd import Libvirt
 from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.listener import Listener
+from vgpu_hook.locks import daemon_lock
 from vgpu_hook.log import Log
 from vgpu_hook.model import VgpuError
 
@@ -150,7 +151,8 @@ def main() -> int:
         settings = config.load()
         verbose = sys.stderr.isatty()
         events_log = log.for_command(settings.roots.journal, "daemon", verbose=verbose)
-        return Daemon(settings, events_log).run()
+        with daemon_lock(settings.runtime):
+            return Daemon(settings, events_log).run()
     except (VgpuError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -7,12 +7,22 @@ from __future__ import annotations
 
 import calendar
 import contextlib
+import errno
+import os
 import sqlite3
 import time
 from collections.abc import Iterator
 from typing import Any
 
 from vgpu_hook.model import StoreError
+
+_DISK_CODES = (
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_CANTOPEN,
+)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
 class Database:
@@ -69,7 +79,20 @@ def store_error(path: str, error: Exception) -> StoreError:
     """Return the StoreError for what SQLite or the file system said."""
     if "locked" in str(error):
         return StoreError(f"store {path} is busy: {error}", "try again")
+    if _is_the_disks(error):
+        return StoreError(
+            f"store {path} can't be used: {error}",
+            f"is the disk of {os.path.dirname(path)} full, read-only or broken?",
+        )
     return StoreError(
         f"store {path} can't be used: {error}",
         "see `vgpu-hook store check`; `vgpu-hook store set-aside` starts a new one",
     )
+
+
+def _is_the_disks(error: Exception) -> bool:
+    """Tell of an error after which the store is as good as ever: a new one would lose records."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what the extended codes add
+        return code in _DISK_CODES
+    return isinstance(error, OSError) and error.errno in _DISK_ERRORS

@@ -20,6 +20,7 @@ from vgpu_hook.model import (
     DomainXmlError,
     Hostdev,
     VgpuRequest,
+    one_line,
     owner_mark,
     shell_word,
 )
@@ -30,6 +31,10 @@ REQUEST = f"{{{NAMESPACE}}}vgpus"
 VGPU = f"{{{NAMESPACE}}}vgpu"
 OWNER = "owner"
 """Attribute of <vgpu> that we write: the mark of the domain that its VF was chosen for."""
+MOST_XML = 16 << 20
+"""Bytes. libvirt's own protocol carries 4 MiB (VIR_NET_MESSAGE_STRING_MAX)."""
+LONGEST_NAME = 255
+"""Bytes. libvirt names files after domains."""
 REFUSED = "refused"
 """Attribute of <vgpus> in what a restore goes on with: why the start that follows is refused."""
 
@@ -38,6 +43,8 @@ def parse(text: bytes) -> Domain:
     """Return what a domain's XML says that matters here. Raises DomainXmlError."""
     root = _root(text)
     name = root.findtext("name") or ""
+    if len(name.encode()) > LONGEST_NAME:
+        raise DomainXmlError(f"a domain's name can't be {len(name)} characters long")
     try:
         domain_uuid = str(uuid.UUID(root.findtext("uuid") or ""))
     except ValueError:
@@ -151,7 +158,7 @@ def set_refused(text: bytes, reason: str) -> bytes:
     if container is None:
         container = _new_container(root)
     if reason:
-        container.set(REFUSED, "".join(c if c.isprintable() else "?" for c in reason))
+        container.set(REFUSED, one_line(reason))
     else:
         container.attrib.pop(REFUSED, None)
     return _text(root)
@@ -176,6 +183,8 @@ def detach(text: bytes, slot: str) -> bytes:
 
 
 def _root(text: bytes) -> Any:
+    if len(text) > MOST_XML:
+        raise DomainXmlError(f"the domain's XML is too large ({len(text)} bytes)")
     parser = etree.XMLParser(
         resolve_entities=False,
         no_network=True,

@@ -58,6 +58,20 @@ class Event(NamedTuple):
     detail: str = ""
 
 
+class _Queue(queue.Queue[Event]):
+    """First in, first out, but for reverts, which come before all else.
+
+    Whatever else is a reason to look at the domain's definition, an older event of it or a resync,
+    would take what the snapshot has brought back for what its owner asks for now (R9).
+    """
+
+    def _put(self, item: Event) -> None:
+        if item.kind == REVERTED:
+            self.queue.appendleft(item)
+        else:
+            self.queue.append(item)
+
+
 class Source:
     """Connects to libvirt and hands its events, one at a time, to `handle`."""
 
@@ -65,7 +79,7 @@ class Source:
         _start_loop()
         self._uri = uri
         self._log = log
-        self._queue: queue.Queue[Event] = queue.Queue()
+        self._queue = _Queue()
         self._stopping = threading.Event()
         self._asking = threading.Lock()
         self._asked: set[str] = set()

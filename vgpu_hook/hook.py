@@ -60,8 +60,8 @@ def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
     except DeadlineExceeded as error:
         from vgpu_hook import operations
 
-        text = f"domain {arguments[0]!r}: {error}"
-        return operations.failure(operation_of(arguments), arguments[0], text, xml)
+        name = arguments[0][:255]
+        return operations.failure(operation_of(arguments), name, f"domain {name!r}: {error}", xml)
     from vgpu_hook import operations
 
     return operations.in_child(arguments, xml, time.monotonic() - begun)

@@ -18,12 +18,17 @@ import time
 from collections.abc import Iterator
 
 from vgpu_hook.bounded import Deadline
+from vgpu_hook.folders import make_private
 from vgpu_hook.model import DeadlineExceeded, Unblamed, VgpuError
 
 FIRST_PAUSE = 0.002
 LONGEST_PAUSE = 0.1
 DEVICE_WAIT = 1.0
 """Seconds that a VF's lock is waited for: nobody has it for long unless the kernel hangs."""
+DAEMON = "vgpu-hookd.lock"
+DAEMON_WAIT = 1.0
+"""Seconds that one may take to be gone after it was killed: its children close what they inherit
+first of all."""
 
 
 @contextlib.contextmanager
@@ -52,6 +57,26 @@ def planning_lock(runtime: str, deadline: Deadline) -> contextlib.AbstractContex
 
 
 @contextlib.contextmanager
+def daemon_lock(runtime: str) -> Iterator[None]:
+    """Hold the lock of the one vgpu-hookd of a host. Raises VgpuError if another has it."""
+    path = os.path.join(runtime, DAEMON)
+    fd = _open_file(path, runtime)
+    try:
+        try:
+            _acquire(fd, path, Deadline(DAEMON_WAIT))
+        except DeadlineExceeded as error:
+            pid = os.pread(fd, 20, 0).decode(errors="replace").strip()
+            raise VgpuError(
+                f"another vgpu-hookd runs already (pid {pid})", "see: systemctl status vgpu-hookd"
+            ) from error
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, b"%d\n" % os.getpid(), 0)
+        yield
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
 def device_lock(runtime: str, device: str) -> Iterator[None]:
     """Hold a VF's lock, for a child that works on it. Raises Unblamed if another has it."""
     fd, path = _open(runtime, device)
@@ -70,11 +95,17 @@ def device_lock(runtime: str, device: str) -> Iterator[None]:
 
 def _open(runtime: str, name: str) -> tuple[int, str]:
     path = os.path.join(runtime, "locks", name)
+    return _open_file(path, runtime, os.path.dirname(path)), path
+
+
+def _open_file(path: str, *folders: str) -> int:
+    """Open a lock's file, made if there is none, in the last of these folders."""
     try:
-        os.makedirs(os.path.dirname(path), mode=0o700, exist_ok=True)
-        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600), path
+        for folder in folders:
+            make_private(folder)
+        return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     except OSError as error:
-        raise VgpuError(f"lock {path}: {error.strerror}", f"check {runtime}") from error
+        raise VgpuError(f"lock {path}: {error.strerror}", f"check {folders[0]}") from error
 
 
 def _acquire(fd: int, path: str, deadline: Deadline) -> None:

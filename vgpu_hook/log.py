@@ -14,6 +14,8 @@ import socket
 import uuid
 from typing import Any, Protocol
 
+from vgpu_hook.model import one_line
+
 MESSAGE_IDS = uuid.UUID("5b1de1c5-3a55-5d0c-9d5d-53d9a7c01e22")
 FIELDS = {
     "domain_uuid": "VGPU_DOMAIN_UUID",
@@ -43,7 +45,7 @@ class JournalLog:
     def event(self, name: str, message: str, *, level: str = "info", **fields: str) -> None:
         """Send the event; a journal that is not there, or is full, changes nothing."""
         values = {
-            "MESSAGE": message,
+            "MESSAGE": one_line(message),
             "MESSAGE_ID": uuid.uuid5(MESSAGE_IDS, name).hex,
             "PRIORITY": str(PRIORITIES[level]),
             "SYSLOG_IDENTIFIER": "vgpu-hook",

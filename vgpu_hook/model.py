@@ -49,8 +49,7 @@ class VgpuError(Exception):
 
     def __str__(self) -> str:
         """One line, whatever is in the parts: virsh shows it inside a line of its own."""
-        text = f"{self.message}; {self.hint}" if self.hint else self.message
-        return " ".join(text.split())
+        return one_line(f"{self.message}; {self.hint}" if self.hint else self.message)
 
 
 class Refused(VgpuError):
@@ -246,6 +245,14 @@ class Assignment(NamedTuple):
     boot_id: str
     reason: str
     changed: str
+
+
+def one_line(text: str) -> str:
+    """Return the text for a terminal or a journal: nothing in it ends the line or steers them.
+
+    Names come from outside, and XML may hold what 8-bit terminals obey.
+    """
+    return "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
 
 
 def is_ours(text: bytes) -> bool:

@@ -8,7 +8,10 @@ must not go on. Never calls libvirt.
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from functools import partial
+from typing import TypeVar
 
 from vgpu_hook import arrival, bounded, config, domain, log, store_file
 from vgpu_hook.bounded import Deadline
@@ -16,9 +19,18 @@ from vgpu_hook.config import Settings
 from vgpu_hook.hook import ARRIVALS, REFUSED, RESTORE, START, STOPS, operation_of
 from vgpu_hook.host import Host
 from vgpu_hook.lifecycle import Context, Lifecycle
-from vgpu_hook.model import DeadlineExceeded, Domain, Refused, VgpuError, VgpuRequest
+from vgpu_hook.model import (
+    ConfigError,
+    DeadlineExceeded,
+    Domain,
+    Refused,
+    VgpuError,
+    VgpuRequest,
+    one_line,
+)
 from vgpu_hook.protocol import Answer
 
+T = TypeVar("T")
 Run = Callable[[str, Domain, bytes, Settings], bytes]
 """Does an operation for a domain with this XML; returns the XML to go on with, or nothing."""
 
@@ -28,9 +40,13 @@ WORK_SHARE = 0.8
 LAST_WORDS = 0.1
 """Of the deadline, for marking what was given up on."""
 
+SMALL = 1 << 16
+"""Bytes of XML that are parsed at once. More may take minutes: libxml2 2.9 compares each attribute
+of an element with all others."""
 
-def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> Answer:
-    """Return the answer to a call, which `run` does.
+
+def answer(arguments: tuple[str, ...], xml: bytes, run: Run, seconds: float) -> Answer:
+    """Return the answer to a call, which `run` does; its XML is to be read in `seconds`.
 
     Refuses a start or an arrival, with the reason for virsh; lets everything else go on (R3). A
     restore is refused by the start that follows (`failure`).
@@ -38,14 +54,15 @@ def answer(arguments: tuple[str, ...], xml: bytes, run: Run) -> Answer:
     operation = operation_of(arguments)
     if operation not in (START, *STOPS, *ARRIVALS):
         return Answer(0)
-    name = repr(arguments[0])
+    plain = arguments[0][: domain.LONGEST_NAME]
+    name = repr(plain)
     try:
-        return Answer(0, "", _serve(operation, xml, run))
+        return Answer(0, "", _serve(operation, _parsed(xml, seconds), xml, run))
     except VgpuError as error:
         text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
-        text = f"domain {name}: internal error: {type(error).__name__}: {error}"
-    return failure(operation, arguments[0], text, xml)
+        text = one_line(f"domain {name}: internal error: {type(error).__name__}: {error}")
+    return failure(operation, plain, text, xml)
 
 
 def work(operation: str, subject: Domain, xml: bytes, settings: Settings, seconds: float) -> bytes:
@@ -78,23 +95,28 @@ def work(operation: str, subject: Domain, xml: bytes, settings: Settings, second
 def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> Answer:
     """Return the answer of a call that the daemon does, of which `seconds` are left."""
 
-    def run(operation: str, subject: Domain, text: bytes, settings: Settings) -> bytes:
-        if seconds <= 0:
-            raise DeadlineExceeded("the call came too late: its time was over")
-        return work(operation, subject, text, settings, seconds * WORK_SHARE)
+    deadline = Deadline(seconds)
 
-    return answer(arguments, xml, run)
+    def run(operation: str, subject: Domain, text: bytes, settings: Settings) -> bytes:
+        left = deadline.remaining()
+        if not left:
+            raise DeadlineExceeded("the call came too late: its time was over")
+        return work(operation, subject, text, settings, left * WORK_SHARE)
+
+    return answer(arguments, xml, run, seconds * WORK_SHARE)
 
 
 def in_child(arguments: tuple[str, ...], xml: bytes, spent: float) -> Answer:
     """Return the answer of a call that this process does, `spent` seconds after it came."""
-    return answer(arguments, xml, lambda *call: _bounded_work(*call, spent=spent))
+    begun = time.monotonic() - spent
+    seconds = (_hook_deadline() - spent) * WORK_SHARE
+    return answer(arguments, xml, partial(_bounded_work, begun=begun), seconds)
 
 
 def restored_without_request(xml: bytes) -> Answer:
     """Return the answer to the restore of an image that has no request of ours."""
     try:
-        subject = domain.parse(xml)
+        subject = _parsed(xml, _hook_deadline() / 4)
     except VgpuError:
         return Answer(0)
     try:
@@ -113,7 +135,8 @@ def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
     """
     if operation == RESTORE:
         try:
-            return Answer(0, "", domain.set_refused(xml, text))
+            wait = _hook_deadline() * LAST_WORDS
+            return Answer(0, "", _unhurried(domain.set_refused, xml, text, seconds=wait))
         except VgpuError:  # which the start that follows finds too
             return Answer(0)
     if operation not in STOPS:
@@ -128,25 +151,43 @@ def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
     return Answer(0)
 
 
-def _serve(operation: str, xml: bytes, run: Run) -> bytes:
-    subject = domain.parse(xml)
+def _parsed(xml: bytes, seconds: float) -> Domain:
+    return _unhurried(domain.parse, xml, seconds=seconds)
+
+
+def _unhurried(call: Callable[..., T], xml: bytes, *args: str, seconds: float) -> T:
+    """Return `call(xml, *args)`; in a child that can be given up on if the XML may take long."""
+    if len(xml) <= SMALL:
+        return call(xml, *args)
+    doing = f"reading {len(xml)} bytes of XML"
+    return bounded.run(call, xml, *args, deadline=Deadline(seconds), doing=doing)
+
+
+def _hook_deadline() -> float:
+    try:
+        return config.load().hook_deadline
+    except ConfigError:  # which may not matter: it is told of where it does
+        return config.Settings().hook_deadline
+
+
+def _serve(operation: str, subject: Domain, xml: bytes, run: Run) -> bytes:
     ours = subject.request or subject.refused or any(h.slot for h in subject.hostdevs)
     if not ours:
         if operation == RESTORE:
             _refuse_older_image(subject)
         return b""  # R14: not ours, whatever state we are in
-    settings = config.load()
-    if os.geteuid() != 0:
+    if os.geteuid() != 0:  # who may not even read the configuration
         raise VgpuError(
             f"domain {subject.name!r} asks for a vGPU, which needs root", "use qemu:///system"
         )
-    return run(operation, subject, xml, settings)
+    return run(operation, subject, xml, config.load())
 
 
 def _bounded_work(
-    operation: str, subject: Domain, xml: bytes, settings: Settings, *, spent: float
+    operation: str, subject: Domain, xml: bytes, settings: Settings, *, begun: float
 ) -> bytes:
     """Run `work` in a child: whatever hangs there is given up on, and marked as retained."""
+    spent = time.monotonic() - begun
     left = max(settings.hook_deadline - spent, settings.hook_deadline * LAST_WORDS)
     deadline = Deadline(left)
     try:

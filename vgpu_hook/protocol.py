@@ -19,8 +19,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 GREETING = b"vgpu-hook 3\n"
-MAX_FRAME = 64 << 20
-"""Bytes. A domain's XML is some ten thousand."""
+MAX_FRAME = 17 << 20
+"""Bytes. A domain's XML is some ten thousand; no more than 16 MiB of it is ever read."""
 
 
 class Answer(NamedTuple):
@@ -55,13 +55,16 @@ def length(head: bytes) -> int | None:
 
 def parts(data: bytes) -> list[bytes]:
     """Return the parts of a whole frame."""
-    body, rest = _take(data)
-    if rest:
+    start, end = _part(data, 0)
+    if end + 1 != len(data):
         raise ProtocolError("more than one frame")
     found = []
-    while body:
-        part, body = _take(body)
-        found.append(part)
+    while start < end:
+        first, last = _part(data, start)
+        if last >= end:
+            raise ProtocolError("a part that is longer than its frame")
+        found.append(data[first:last])
+        start = last + 1
     return found
 
 
@@ -69,11 +72,13 @@ def _netstring(data: bytes) -> bytes:
     return b"%d:%s," % (len(data), data)
 
 
-def _take(data: bytes) -> tuple[bytes, bytes]:
-    digits, colon, rest = data.partition(b":")
-    if not colon or not digits.isdigit() or len(digits) > 9:
+def _part(data: bytes, start: int) -> tuple[int, int]:
+    """Return where the bytes of the netstring that begins at `start` begin and end."""
+    colon = data.find(b":", start, start + 10)
+    digits = data[start:colon]
+    if colon < 0 or not digits.isdigit():
         raise ProtocolError("no frame")
-    size = int(digits)
-    if rest[size : size + 1] != b",":
+    end = colon + 1 + int(digits)
+    if data[end : end + 1] != b",":
         raise ProtocolError("a frame that ends too early")
-    return rest[:size], rest[size + 1 :]
+    return colon + 1, end

@@ -18,7 +18,9 @@ from vgpu_hook.model import (
 SLOT = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 PRINTABLE = re.compile(r"[^\x00-\x1f\x7f/]{1,128}\Z")
 GPU = re.compile(r"[A-Za-z0-9_.:-]{1,64}\Z")
-PARAMS = re.compile(r"[A-Za-z0-9_.,= -]{1,512}\Z")
+PARAM = r"[A-Za-z0-9_.-]+=[A-Za-z0-9_. -]*"
+PARAMS = re.compile(rf"(?=.{{1,512}}\Z){PARAM}(, *{PARAM})*\Z")
+"""name=value, name=value: what is written to the driver in one line."""
 MAX_VGPUS = 64
 KNOWN = ("name", "profile", "gpu", "fork", "display", "ramfb", "params", "placement")
 

@@ -10,13 +10,14 @@ import contextlib
 import os
 import select
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
 
 from vgpu_hook import operations, protocol
-from vgpu_hook.client import SOCKET
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.client import SOCKET, peer_is_root
+from vgpu_hook.folders import make_private
 
 PEER_WAIT = 10.0
 """Seconds that a peer may take to send its call, or to take the answer."""
@@ -100,7 +101,7 @@ def listen(runtime: str) -> socket.socket:
     if inherited and os.environ.pop("LISTEN_PID", "") == str(os.getpid()):
         return socket.socket(fileno=3)
     path = os.path.join(runtime, SOCKET)
-    os.makedirs(runtime, mode=0o700, exist_ok=True)
+    make_private(runtime)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path)
@@ -113,23 +114,19 @@ def listen(runtime: str) -> socket.socket:
     return listener
 
 
-def peer_is_root(connection: socket.socket) -> bool:
-    """Tell whether the other side of a Unix socket runs as root (SO_PEERCRED, unix(7))."""
-    size = struct.calcsize("3i")
-    _, uid, _ = struct.unpack(
-        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
-    )
-    return bool(uid == 0)
-
-
 def _receive_frame(connection: socket.socket) -> bytes:
-    """Receive one whole frame. Raises ProtocolError if it is none."""
-    data = b""
+    """Receive one whole frame. Raises ProtocolError or OSError if it is none, or slow."""
+    deadline = Deadline(PEER_WAIT)  # for all of it: a byte now and then must not last for ever
+    data = bytearray()
     total: int | None = None
     while total is None or len(data) < total:
+        if not deadline.remaining():
+            raise protocol.ProtocolError("too slow")
+        connection.settimeout(deadline.remaining() or 0.001)
         chunk = connection.recv(1 << 16)
         if not chunk:
             raise protocol.ProtocolError("the connection ended")
         data += chunk
-        total = total or protocol.length(data)
-    return data
+        total = total or protocol.length(bytes(data[:16]))
+    connection.settimeout(PEER_WAIT)
+    return bytes(data)

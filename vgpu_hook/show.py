@@ -9,7 +9,7 @@ import argparse
 import sys
 
 from vgpu_hook import config, context, report, store_file
-from vgpu_hook.model import Assignment, StoreError, VgpuError, plain_name
+from vgpu_hook.model import Assignment, StoreError, VgpuError, one_line, plain_name
 from vgpu_hook.store_devices import Failure
 from vgpu_hook.tables import as_json, table
 
@@ -51,7 +51,10 @@ def status(arguments: argparse.Namespace) -> int:
         _print_quarantine(aside)
         for parent in parents:
             if parent.problem:
-                print(f"warning: {parent.name} is left out: {parent.problem}", file=sys.stderr)
+                print(
+                    f"warning: {parent.name} is left out: {one_line(parent.problem)}",
+                    file=sys.stderr,
+                )
     if problem:
         print(f"error: {problem}", file=sys.stderr)
     return 1 if problem else 0
@@ -136,11 +139,11 @@ def explain(arguments: argparse.Namespace) -> int:
         print(
             f"vGPU {row['device']} ({row['type']} on {row['parent']}), slot {row['slot']} of"
             f" domain {row['domain_name']!r}: {row['state']}"
-            + (f", because {row['reason']}" if row.get("reason") else "")
+            + (f", because {one_line(row['reason'])}" if row.get("reason") else "")
         )
         print(f"If it were to be released now, the guard would say: {guard['action']}")
         for fact in guard["facts"]:
-            print(f"  {'+' if fact['good'] else '!'} {fact['text']}")
+            print(f"  {'+' if fact['good'] else '!'} {one_line(fact['text'])}")
         print()
     titles = ("Time (UTC)", "By", "Event", "Domain", "Slot", "vGPU", "Detail")
     keys = ("at", "operation", "event", "domain_name", "slot", "device", "detail")

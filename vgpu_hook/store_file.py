@@ -15,7 +15,8 @@ import stat
 import time
 
 from vgpu_hook.database import Database, store_error
-from vgpu_hook.model import STATES, StoreError
+from vgpu_hook.folders import check_private, make_private
+from vgpu_hook.model import STATES, StoreError, VgpuError
 from vgpu_hook.store import Store
 
 FILE = "store.db"
@@ -181,21 +182,25 @@ def check(state: str) -> list[str]:
 def set_aside(state: str) -> str | None:
     """Move the store out of the way, whole, and return its new path; None if there is none."""
     path = os.path.join(state, FILE)
-    if not (os.path.lexists(path) or os.path.lexists(f"{path}-wal")):
+    if not (_exists(path) or _exists(f"{path}-wal")):
         return None
     target = f"{path}.set-aside-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     if os.path.lexists(target):
         raise StoreError(f"{target} exists already", "try again in a second")
-    for suffix in ("-wal", "-shm", ""):  # never a log beside a store that it is not of
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(path + suffix, target + suffix)
+    try:
+        for suffix in ("-wal", "-shm", ""):  # never a log beside a store that it is not of
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(path + suffix, target + suffix)
+    except OSError as error:
+        raise store_error(path, error) from error
     return target
 
 
 def _connect(path: str, wait: float) -> sqlite3.Connection:
     """Open an existing file read-write; never makes one."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        check_private(os.path.dirname(path))
+        if not stat.S_ISREG(os.lstat(path).st_mode):
             raise OSError("it is not a regular file")
         quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
         return sqlite3.connect(
@@ -203,6 +208,8 @@ def _connect(path: str, wait: float) -> sqlite3.Connection:
         )
     except (sqlite3.Error, OSError) as error:
         raise store_error(path, error) from error
+    except VgpuError as error:
+        raise StoreError(f"store {path} can't be used: {error.message}", error.hint) from error
 
 
 def _exists(path: str) -> bool:
@@ -225,7 +232,7 @@ def _create(state: str, path: str) -> None:
     if os.path.lexists(f"{path}-wal") and not os.path.lexists(path):
         raise store_error(path, OSError(f"{path}-wal is there without it"))
     try:
-        os.makedirs(state, mode=0o700, exist_ok=True)
+        make_private(state)
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         try:
             with contextlib.closing(sqlite3.connect(temporary)) as connection:
@@ -241,6 +248,8 @@ def _create(state: str, path: str) -> None:
         os.close(folder)
     except (OSError, sqlite3.Error) as error:
         raise store_error(path, error) from error
+    except VgpuError as error:
+        raise StoreError(f"store {path} can't be used: {error.message}", error.hint) from error
 
 
 def _wrong_version(path: str, version: int) -> StoreError:

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from vgpu_hook.model import VgpuError
+from vgpu_hook.model import VgpuError, one_line
 
 FORMAT_VERSION = 1
 
@@ -33,8 +33,14 @@ def table(titles: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def as_json(value: dict[str, Any]) -> str:
-    """Return the value as JSON, with the version of its format."""
-    return json.dumps({"version": FORMAT_VERSION, **value}, indent=2, ensure_ascii=False)
+    """Return the value as JSON, with the version of its format; what is odd in names is escaped."""
+    text = json.dumps({"version": FORMAT_VERSION, **value}, indent=2, ensure_ascii=False)
+    lines = text.split("\n")  # its layout: within strings they are escaped
+    return "\n".join("".join(map(_escaped, line)) for line in lines)
+
+
+def _escaped(char: str) -> str:
+    return char if char.isprintable() else json.dumps(char)[1:-1]
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
@@ -44,5 +50,4 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 def _cell(value: Any) -> str:
     """Return a value as one line: names come from outside."""
-    text = "".join(char if char.isprintable() else "?" for char in str(value))
-    return text or "-"
+    return one_line(str(value)) or "-"

@@ -188,7 +188,7 @@ def test_a_store_that_cannot_be_used_refuses_the_start(product: Product, kind: s
 def test_a_full_disk_refuses_the_start_and_leaves_nothing(product: Product) -> None:
     product.state.mkdir()
     subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(product.state)], check=True
+        ["mount", "-t", "tmpfs", "-o", "size=1m,mode=0700", "tmpfs", str(product.state)], check=True
     )
     try:
         subprocess.run(["dd", "if=/dev/zero", f"of={product.state}/filler", "bs=4k"], check=False)

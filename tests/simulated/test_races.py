@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import signal
 import subprocess
+from collections.abc import Callable
 
 import pytest
 
 from tests.domains import uuid_of
 from tests.product import PATIENCE, Product
-from tests.simulated.kinds import Kind, MdevKind, VfKind
+from tests.simulated.kinds import Kind
+from tests.simulated.two_cards import TWO_CARDS
 
 LATE_CALL = """
 from vgpu_hook import config, log, store_file
@@ -28,26 +30,36 @@ def finish(process: subprocess.Popen[bytes]) -> tuple[int, str]:
     return process.returncode, error.decode()
 
 
+WINDOWS: dict[str, Callable[[Kind], None]] = {
+    "as it comes": lambda kind: None,
+    "slow creates": lambda kind: kind.fail_create("slow:0.3", times=3),
+    "slow looks": lambda kind: kind.sim.fault("read", kind.free_file, "slow:0.1", times=20),
+    "late looks": lambda kind: kind.sim.fault("read", kind.free_file, "slow:0.5", nth=7, times=2),
+}
+"""What widens the time between looking, asking and knowing, in one place after the other."""
+
+
 @pytest.mark.parametrize(
-    ("kind", "profile"),
-    [
-        # Two cards that hold two each; one card that holds four, on more VFs than that.
-        pytest.param(MdevKind, "GRID T4-8Q", marks=pytest.mark.simhost("nvidia-two-t4"), id="mdev"),
-        pytest.param(
-            VfKind, "NVIDIA L40S-12Q", marks=pytest.mark.simhost("l40s"), id="vendor-vfio"
-        ),
-    ],
-    indirect=["kind"],
+    "kind",
+    [pytest.param(k, marks=pytest.mark.simhost(k.host), id=k.name) for k in TWO_CARDS],
+    indirect=True,
 )
-def test_i8_n_starts_on_one_slot_less(product: Product, kind: Kind, profile: str) -> None:
-    names = [f"vm{number}" for number in range(5)]
-    calls = [product.popen(name, "prepare", kind.xml(name, profile)) for name in names]
-    results = [finish(call) for call in calls]
-    assert sorted(status for status, _ in results) == [0, 0, 0, 0, 1]
-    started = [kind.device(n) for n, (status, _) in zip(names, results, strict=True) if status == 0]
-    assert sorted(kind.present()) == sorted(started)
-    assert sorted(product.rows("state")) == [("assigned",)] * 4
-    assert sum("no free instance" in error for _, error in results) == 1
+def test_i8_n_starts_on_one_slot_less_over_two_cards(served: Product, kind: Kind) -> None:
+    names = [f"vm{number}" for number in range(kind.room + 1)]
+    for window, widen in WINDOWS.items():
+        widen(kind)
+        calls = [served.popen(name, "prepare", kind.xml(name)) for name in names]
+        results = dict(zip(names, map(finish, calls), strict=True))
+        served.sim.heal()
+        started = {name for name, (status, _) in results.items() if status == 0}
+        assert len(started) == kind.room, (window, results)
+        (refusal,) = [error for status, error in results.values() if status]
+        assert "no free instance of profile" in refusal or "could be made" in refusal, window
+        assert kind.present() == kind.vgpus(*started), window
+        assert set(served.rows()) == {(name, "0", "assigned") for name in started}, window
+        calls = [served.popen(name, "stopped", kind.xml(name)) for name in names]
+        assert [finish(call) for call in calls] == [(0, "")] * len(names), window
+        assert (kind.present(), served.rows()) == ({}, []), window
 
 
 def test_i8_parallel_starts_and_stops_of_one_domain_end_in_one_state(

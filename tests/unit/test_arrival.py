@@ -310,7 +310,7 @@ def test_a_reason_is_noted_and_taken_back_and_all_else_stays(text: bytes, reason
 
 def test_a_reason_is_one_line_of_what_can_be_printed() -> None:
     noted = domain.set_refused(domain_xml("a"), "a\nb\x00c\x1b[1md\ud800e\ufffef\u2028g")
-    assert domain.parse(noted).refused == "a?b?c?[1md?e?f?g"
+    assert domain.parse(noted).refused == "a b?c?[1md?e?f g"
 
 
 @pytest.mark.parametrize("parents", [[vf(V4)], [vf(V5)]], ids=["right", "to be changed"])

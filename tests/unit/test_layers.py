@@ -13,7 +13,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"model", "protocol", "ranges", "__init__"},
-    {"bounded", "sysfs", "request", "database", "log", "admission", "hostdevs"},
+    {"bounded", "folders", "sysfs", "request", "database", "log", "admission", "hostdevs"},
     {"domain", "store_domains", "store_devices", "client"},
     {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
