@@ -1,0 +1,47 @@
+"""The fixture `world`, and the figures that the tests leave, shown at the end of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.crash.world import World
+from tests.product import Product
+from tests.simulated.conftest import kind
+from tests.simulated.kinds import KINDS, Kind
+
+__all__ = ["kind"]
+
+only_mdev, only_vfs = (
+    pytest.mark.parametrize(
+        "kind",
+        [pytest.param(one, marks=pytest.mark.simhost(one.host), id=one.name)],
+        indirect=True,
+    )
+    for one in KINDS
+)
+"""For what is the same on both frameworks, and costs too much to be done twice."""
+
+FIGURE = "crash figure"
+"""The name of a property of a test: one line of figures (pytest's record_property)."""
+
+
+@pytest.fixture
+def world(product: Product, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setenv("VGPU_HOOK_CONFIG", str(product.config))
+    return World(product, kind, tmp_path)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Show the figures, which xdist's workers send along with the reports of their tests."""
+    lines = [
+        str(value)
+        for report in terminalreporter.getreports("passed")
+        for name, value in report.user_properties
+        if name == FIGURE
+    ]
+    if lines:
+        terminalreporter.section("crash points and faults")
+        for line in sorted(lines):
+            terminalreporter.write_line(line)
