@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
-.PHONY: help demo test check lint unit simulated libvirt testhost simhost soak fuzz mutations bench deb setup clean
+.PHONY: help demo test check lint unit simulated proof libvirt testhost simhost soak fuzz mutations bench deb setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,7 +12,7 @@ help:  ## Show this list
 demo: setup  ## Show the main job on a real kernel, in a VM
 	$(PYTHON) -m tests.testbed.demo
 
-test: check libvirt testhost  ## Everything that CI runs
+test: check proof libvirt testhost  ## Everything that CI runs
 
 check: lint unit simulated  ## The fast part: lint, types, unit tests, simulated host
 
@@ -29,10 +29,13 @@ unit: setup
 		tests/unit/test_domain.py tests/unit/test_placement.py
 
 simulated: setup
-	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated tests/reports
+	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated
+
+proof: setup  ## Any order of events, any crash, any fault, and each public report
+	$(PYTEST) --numprocesses 2 --dist loadfile tests/model tests/crash tests/reports
 
 libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its own
-	$(PYTEST) tests/libvirt
+	$(PYTEST) tests/libvirt tests/simlibvirt
 
 testhost: setup  ## Tests on a real kernel, in a VM
 	$(PYTEST) --numprocesses 2 --dist loadfile tests/testhost
