@@ -81,6 +81,8 @@ class Creation:
             elif fixed:
                 raise self._unusable(wanted, refusals.taken(row))
         found = self._find(wanted)
+        for row in self._store.of_device(wanted.device) if fixed else ():  # quicker, meanwhile
+            raise self._unusable(wanted, refusals.taken(row))
         if found is not None and fixed:
             dirty = f"{found.device} carries {found.type}, which is not on record"
             raise self._unusable(wanted, dirty)

@@ -216,6 +216,9 @@ class Machine(RuleBasedStateMachine):
             device = self.choose(mdevs, which)
             self.world.sim.make(device, *self.choose(places, which))
             self.world.unrecorded.add(device)
+            self.world.ask("reconcile")
+            if device not in self.world.devices():
+                raise Violation(f"I9 {device} went for a record of another boot")
 
     @rule(lost=st.sampled_from((False, False, False, True)))
     def state_folder(self, lost: bool) -> None:

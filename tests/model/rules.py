@@ -339,7 +339,7 @@ class Rules(Machine):
         """Every third definition has hostdevs of its author's making, right or wrong."""
         asked = {"0": self.host.profiles[PROFILES[first % 7]]}
         if second is not None:
-            asked["1"] = self.host.profiles[second % 2]
+            asked["1"] = self.host.profiles[PROFILES[second % 7]]
         hostdevs = []
         if guess % 3 == 0:
             vfs = sorted(self.world.sim.state()["vfs"])

@@ -19,7 +19,7 @@ from .rules import Rules
 from .world import SEEN
 
 STEPS_PER_EXAMPLE = 60
-EXAMPLES_PER_ROUND = 10
+EXAMPLES_PER_ROUND = 5
 """Each round has a seed of its own: there is a round more until there are enough steps."""
 
 

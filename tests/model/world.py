@@ -145,7 +145,11 @@ class World:
         `meanwhile` is between the hook's answer and QEMU; `after` is called if it comes to nothing.
         """
         with domain.busy:
+            before = self._rows()
             answer = self.hook(domain, "prepare", xml)
+            taken = [row for row in self._rows() if row[1] == domain.uuid and row not in before]
+            if answer.status == 1 and any(row[3] == "assigned" for row in taken):
+                raise Violation(f"R11 {domain.name} was refused, and has {taken}")
             meanwhile()
             if answer.status == 0 and not fails and self._open(domain, xml):
                 self.hook(domain, "start", xml)

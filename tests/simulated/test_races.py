@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.domains import uuid_of
+from tests.domains import domain_xml, uuid_of
 from tests.product import PATIENCE, Product
-from tests.simulated.kinds import Kind
+from tests.simulated.kinds import Kind, VfKind
 from tests.simulated.two_cards import TWO_CARDS
 
 LATE_CALL = """
@@ -60,6 +60,28 @@ def test_i8_n_starts_on_one_slot_less_over_two_cards(served: Product, kind: Kind
         calls = [served.popen(name, "stopped", kind.xml(name)) for name in names]
         assert [finish(call) for call in calls] == [(0, "")] * len(names), window
         assert (kind.present(), served.rows()) == ({}, []), window
+
+
+@pytest.mark.simhost("l40s")
+def test_i8_two_definitions_that_name_one_vf_start_at_once(served: Product) -> None:
+    kind = VfKind(served.sim)
+    vf = kind.device("a")
+    both = {n: domain_xml(n, {"0": kind.profile}, hostdevs=[kind.hostdev(vf)]) for n in "ab"}
+    for window in ("", "slow:0.5"):
+        if window:
+            kind.fail_create(window, times=1)
+        calls = {name: served.popen(name, "prepare", xml) for name, xml in both.items()}
+        results = {name: finish(call) for name, call in calls.items()}
+        ((winner, _),) = [(n, r) for n, r in results.items() if r == (0, "")]
+        ((status, said),) = [r for n, r in results.items() if n != winner]
+        assert status == 1
+        assert f"{vf} is in use by domain {winner!r}; another VF is free" in said
+        assert served.rows() == [(winner, "0", "assigned")]
+        for name, xml in both.items():
+            assert finish(served.popen(name, "stopped", xml)) == (0, "")
+            left = [] if name == winner or winner == "a" else [(winner, "0", "assigned")]
+            assert served.rows() == left  # the other's stop does not touch it
+    assert kind.present() == {}
 
 
 def test_i8_parallel_starts_and_stops_of_one_domain_end_in_one_state(

@@ -141,7 +141,8 @@ def broken(product: Product, what: str, folder: Path, stack: ExitStack) -> dict[
         process.send_signal(signal.SIGSTOP)
     elif what == "no lxml":
         script.write_text(
-            f"#!/bin/sh\nshift 4; code=$1; shift\nexec {sys.executable} -I -X utf8 -c"
+            "#!/bin/sh\nwhile [ $1 != -c ]; do shift; done; code=$2; shift 2\n"
+            f"exec {sys.executable} -I -X utf8 -c"
             ' "import sys; sys.modules[\'lxml\'] = None\n$code" "$@"\n'
         )
     elif what == "noisy python":
@@ -234,7 +235,7 @@ def test_i3_a_kernel_that_does_not_answer_is_given_up_on(product: Product, kind:
 
 
 NOISY_LIBRARY = """#!/bin/sh
-shift 4; code=$1; shift
+while [ $1 != -c ]; do shift; done; code=$2; shift 2
 exec {python} -I -X utf8 -c "
 import sys
 class Noise:
