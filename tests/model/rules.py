@@ -364,6 +364,8 @@ class Rules(Machine):
             return False
         if domain is None or domain not in self.stopped() or world.faults:
             return False
+        if self.host.profiles[2] in profiles_of(domain.definition).values():
+            return False  # which the host does not have
         available = world.sim.state()["available"]["mtty"]
         mine = set(devices_of(str(domain.definition)).values())
         others = world.held() | world.foreign.keys() | world.unrecorded

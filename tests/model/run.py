@@ -19,7 +19,7 @@ from .rules import Rules
 from .world import SEEN
 
 STEPS_PER_EXAMPLE = 60
-EXAMPLES_PER_ROUND = 5
+EXAMPLES_PER_ROUND = 2
 """Each round has a seed of its own: there is a round more until there are enough steps."""
 
 
@@ -30,6 +30,7 @@ class Covered(NamedTuple):
     examples: int
     pairs: int
     vms: int
+    line: str
 
 
 def run(driver: type[InProcess] | type[Processes], steps: int, first_seed: int = 0) -> Covered:
@@ -62,7 +63,7 @@ def run(driver: type[InProcess] | type[Processes], steps: int, first_seed: int =
             f" last seed {number})"
         )
         print(line, dict(sorted(SEEN.items())), sep="\n", flush=True)
-    return Covered(machine.steps, machine.examples, len(PAIRS), SEEN["VMs with a vGPU"])
+    return Covered(machine.steps, machine.examples, len(PAIRS), SEEN["VMs with a vGPU"], line)
 
 
 def steps_wanted(default: int) -> int:
