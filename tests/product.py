@@ -72,10 +72,12 @@ class Product:
         )
         return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
 
-    def popen(self, name: str, operation: str, xml: bytes) -> subprocess.Popen[bytes]:
+    def popen(
+        self, name: str, operation: str, xml: bytes, *, program: tuple[str, ...] = (str(HOOK),)
+    ) -> subprocess.Popen[bytes]:
         """Start a hook call and give it its input; the caller waits for it."""
         process = subprocess.Popen(
-            [str(HOOK), name, operation, "begin", "-"],
+            [*program, name, operation, "begin", "-"],
             env=self.environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

@@ -81,14 +81,15 @@ class Creation:
             elif fixed:
                 raise self._unusable(wanted, refusals.taken(row))
         found = self._find(wanted)
-        for row in self._store.of_device(wanted.device) if fixed else ():  # quicker, meanwhile
-            raise self._unusable(wanted, refusals.taken(row))
+        rows = self._store.of_device(wanted.device)
+        if rows and fixed:  # another start was quicker, meanwhile
+            raise self._unusable(wanted, refusals.taken(rows[0]))
         if found is not None and fixed:
             dirty = f"{found.device} carries {found.type}, which is not on record"
             raise self._unusable(wanted, dirty)
         if found is not None:
             return self._adopt(wanted, found)
-        for row in self._store.of_device(wanted.device):  # of another boot; it can't be judged
+        for row in rows:  # of another boot; it can't be judged
             raise wanted.refused(f"{wanted.device} is on record ({row.state}): {row.reason}")
         failures: dict[str, list[str]] = {}
         while True:

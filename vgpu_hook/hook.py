@@ -49,6 +49,7 @@ def operation_of(arguments: tuple[str, ...]) -> str:
 def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
     """Return the daemon's answer, else our own."""
     begun = time.monotonic()
+    settings = config.Settings()
     try:
         settings = config.load()
         deadline = Deadline(settings.hook_deadline)
@@ -64,4 +65,5 @@ def _answer(arguments: tuple[str, ...], xml: bytes) -> Answer:
         return operations.failure(operation_of(arguments), name, f"domain {name!r}: {error}", xml)
     from vgpu_hook import operations
 
-    return operations.in_child(arguments, xml, time.monotonic() - begun)
+    spent = time.monotonic() - begun
+    return operations.in_child(arguments, xml, spent, settings.hook_deadline)

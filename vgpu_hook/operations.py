@@ -106,10 +106,10 @@ def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> Answer:
     return answer(arguments, xml, run, seconds * WORK_SHARE)
 
 
-def in_child(arguments: tuple[str, ...], xml: bytes, spent: float) -> Answer:
-    """Return the answer of a call that this process does, `spent` seconds after it came."""
+def in_child(arguments: tuple[str, ...], xml: bytes, spent: float, seconds: float) -> Answer:
+    """Return the answer of a call that this process does; `spent` of its `seconds` are over."""
     begun = time.monotonic() - spent
-    seconds = (_hook_deadline() - spent) * WORK_SHARE
+    seconds = (seconds - spent) * WORK_SHARE
     return answer(arguments, xml, partial(_bounded_work, begun=begun), seconds)
 
 

@@ -14,7 +14,7 @@ from tests.crash.scenarios import FOLLOWING, NAME, NEXT_EVERY, SCENARIOS, figure
 from tests.crash.shim import KILL_ALL
 from tests.crash.world import BYSTANDER, World
 from tests.product import Answer
-from tests.simlibvirt.server import Server
+from tests.simlibvirt.server import PYTHON, Server
 from tests.simlibvirt.state import SimLibvirt
 
 COMMANDS = {"release": ["release", NAME], "reconcile": ["reconcile"]}
@@ -32,7 +32,7 @@ def libvirt(world: World, tmp_path: Path) -> Iterator[Server]:
 
 
 def run(world: World, libvirt: Server, words: list[str]) -> Answer:
-    argv = [*libvirt.command("vgpu_hook"), words[0], "--connect", libvirt.uri, *words[1:]]
+    argv = [*PYTHON, "vgpu_hook", words[0], "--connect", libvirt.uri, *words[1:]]
     environment = {**os.environ, **world.product.environment, **world.shim.environment}
     return callers.run(argv, b"", environment)
 

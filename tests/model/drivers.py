@@ -21,7 +21,7 @@ import pytest
 from tests.product import PATIENCE, Answer, Product
 from tests.simhost import SimHost
 from tests.simlibvirt.calls import connection
-from tests.simlibvirt.server import Server
+from tests.simlibvirt.server import PYTHON, Server
 from tests.simlibvirt.state import SimLibvirt
 from vgpu_hook import (
     bounded,
@@ -93,12 +93,12 @@ class Processes:
 
     def __init__(self, sim: SimHost, folder: Path, simulated: SimLibvirt) -> None:
         self._stack = contextlib.ExitStack()
-        self._daemon = contextlib.ExitStack()
         self._simulated = simulated
         self._server = self._stack.enter_context(Server(simulated, folder))
         self._extra = f"[daemon]\nlibvirt = '{self._server.uri}'\nreconcile = 2\n"
         self._running: subprocess.Popen[bytes] | None = None
         self.product = Product(sim, folder, extra=self._extra)
+        self.product.python = PYTHON
 
     @property
     def concurrent(self) -> bool:
@@ -120,37 +120,27 @@ class Processes:
         return self.product.hook_argv(arguments, xml)
 
     def command(self, *arguments: str) -> Answer:
-        done = subprocess.run(
-            Server.command("vgpu_hook", *arguments),
-            env={**os.environ, **self._environment(), "LC_ALL": "C.UTF-8"},
-            capture_output=True,
-            timeout=PATIENCE,
-        )
-        return Answer(done.returncode, done.stdout.decode(), done.stderr.decode())
+        return self.product.command(*arguments, LIBVIRT_DEFAULT_URI=self._server.uri)
 
     def deliver(self, count: int | None) -> None:
         self._simulated.deliver(count)
 
     def start_daemon(self) -> None:
         self.kill_daemon()
-        socket = self.product.runtime / "hook.sock"
-        socket.unlink(missing_ok=True)
-        daemon = self._server.daemon(self._environment())
-        self._running = self._daemon.enter_context(daemon)
-        self.product.wait_for("the daemon serves", socket.exists)
+        (self.product.runtime / "hook.sock").unlink(missing_ok=True)
+        self._running = self.product.daemon()
         self.product.wait_for("it has connected", lambda: self._server.listeners == 1)
 
     def kill_daemon(self) -> None:
-        self._daemon.close()
-        self._running = None
+        if self._running is not None:
+            self._running.kill()
+            self._running.wait()
+            self._running = None
         if self._server.listeners:
             self.product.wait_for("it has gone", lambda: self._server.listeners == 0)
 
     def disconnect(self) -> None:
         self._server.disconnect()
-
-    def _environment(self) -> dict[str, str]:
-        return {**self.product.environment, "LIBVIRT_DEFAULT_URI": self._server.uri}
 
 
 class Violation(AssertionError):

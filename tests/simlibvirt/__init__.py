@@ -18,10 +18,10 @@ qemu.Qemu calls the hook as libvirt does, in its order, and says so with events:
     qemu = Qemu(simulated, product.hook_argv); qemu.start(domain); qemu.destroy(domain); ...
 server.Server offers it on a socket to the product's own processes, which find standin/libvirt.py
 instead of the real module. `disconnect` is libvirtd that is started again.
-    with Server(simulated, folder) as server, server.daemon(environment): ...
-    subprocess.run(Server.command("vgpu_hook", "reconcile", "--connect", server.uri))
-or product.python = server.PYTHON (tests.product.Product). simulation.Simulation has all of it: a
-simulated host, the product as processes, VMs that open their vGPUs.
+    product.python = server.PYTHON    # of a tests.product.Product
+    with Server(simulated, folder) as server: product.command("reconcile", "-c", server.uri)
+simulation.Simulation has all of it: a simulated host, the product as processes, VMs that open their
+vGPUs.
 calls.connection(simulated) is a virConnect in the test's own process, without a socket: put it in
 the place of libvirt.open, and vgpu_hook.libvirtd.Libvirt works on it. Its events come with
 `simulated.listeners.append(connection.happened)`.

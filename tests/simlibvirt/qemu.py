@@ -72,10 +72,6 @@ class Qemu:
         """`virsh destroy`."""
         self._stop(domain, "destroyed", libvirt.VIR_DOMAIN_EVENT_STOPPED_DESTROYED)
 
-    def power_off(self, domain: SimDomain) -> None:
-        """The guest turns itself off."""
-        self._stop(domain, "shutdown", libvirt.VIR_DOMAIN_EVENT_STOPPED_SHUTDOWN)
-
     def crash(self, domain: SimDomain) -> None:
         """QEMU dies."""
         self._stop(domain, "crashed", libvirt.VIR_DOMAIN_EVENT_STOPPED_FAILED)

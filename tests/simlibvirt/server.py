@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
-import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -77,25 +74,6 @@ class Server:
         """How many connections get events."""
         with self._lock:
             return len(self._listening)
-
-    @staticmethod
-    def command(module: str, *arguments: str) -> list[str]:
-        """Return the argv of a module of the product that finds the stand-in for libvirt."""
-        return [*PYTHON, module, *arguments]
-
-    @contextmanager
-    def daemon(self, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-        """Run vgpu-hookd on it, for the length of the block; killed at its end."""
-        process = subprocess.Popen(
-            self.command("vgpu_hook.daemon"),
-            env={**os.environ, **environment},
-            stdin=subprocess.DEVNULL,
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait()
 
     def _accept(self) -> None:
         with suppress(OSError):

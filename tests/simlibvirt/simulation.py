@@ -9,7 +9,7 @@ from types import TracebackType
 import libvirt
 
 from tests.domains import domain_xml, vgpus_of
-from tests.product import PATIENCE, Answer, Product
+from tests.product import Answer, Product
 
 from .errors import SimError
 from .qemu import Qemu
@@ -73,13 +73,6 @@ class Simulation:
         self.product.wait_for("it listens", lambda: self.server.listeners == 1)
         self._barrier()  # perhaps as one of the domains that it looks at since it has connected
         self.handled()
-
-    def stop_daemon(self) -> None:
-        """End it as systemd does."""
-        assert self._daemon is not None
-        self._daemon.terminate()
-        self._daemon.wait(PATIENCE)
-        self._daemon = None
 
     def handled(self) -> None:
         """Deliver everything, and wait until the daemon has handled it and its own changes."""

@@ -224,14 +224,20 @@ def test_delete_with_a_volume(daemon: Simulation) -> None:
     assert daemon.product.sim.devices() == []
 
 
-@pytest.mark.parametrize("transient", [False, True], ids=["persistent", "transient"])
-def test_hot_plug(daemon: Simulation, *, transient: bool) -> None:
-    """Attached and detached while it runs; the daemon hears of it each time."""
+def plain_vm(daemon: Simulation, *, transient: bool) -> SimDomain:
+    """Return a VM without a vGPU, that runs."""
     plain = domain_xml("a").decode()
     domain = daemon.qemu.create(plain) if transient else daemon.libvirt.define(plain)
     if not transient:
         daemon.qemu.start(domain)
     daemon.handled()
+    return domain
+
+
+@pytest.mark.parametrize("transient", [False, True], ids=["persistent", "transient"])
+def test_hot_plug(daemon: Simulation, *, transient: bool) -> None:
+    """Attached and detached while it runs; the daemon hears of it each time."""
+    domain = plain_vm(daemon, transient=transient)
     answer = daemon.command("attach", "a", "--live", "--profile", "mtty-1")
     assert (answer.status, answer.err) == (0, "")
     daemon.handled()
@@ -250,11 +256,7 @@ def test_hot_plug(daemon: Simulation, *, transient: bool) -> None:
 @pytest.mark.parametrize("transient", [False, True], ids=["persistent", "transient"])
 def test_hot_plug_of_a_vf(daemon: Simulation, *, transient: bool) -> None:
     """What libvirt tells of a transient domain as inactive never has the VF that was plugged in."""
-    plain = domain_xml("a").decode()
-    domain = daemon.qemu.create(plain) if transient else daemon.libvirt.define(plain)
-    if not transient:
-        daemon.qemu.start(domain)
-    daemon.handled()
+    domain = plain_vm(daemon, transient=transient)
     answer = daemon.command("attach", "a", "--live", "--profile", "1148")
     assert (answer.status, answer.err) == (0, "")
     daemon.handled()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.product import Product
 from tests.simhost import SimHost
-from tests.simulated.daemons import NO_LIBVIRT, only_client
+from tests.simulated.daemons import NO_LIBVIRT, Daemon, only_client
 from tests.simulated.kinds import KINDS, Kind
 
 pytest.register_assert_rewrite("tests.simulated.arrivals")
@@ -22,6 +22,16 @@ def kind(request: pytest.FixtureRequest, simhost: SimHost) -> Kind:
     """Each framework in turn, on its simulated host: the one that `product` works on."""
     framework: type[Kind] = request.param
     return framework(simhost)
+
+
+@pytest.fixture
+def daemon(product: Product) -> Iterator[Daemon]:
+    """vgpu-hookd, beside a hook that could do the calls itself."""
+    product.configure(extra=NO_LIBVIRT)
+    process = product.daemon()
+    yield process
+    process.kill()
+    process.wait()
 
 
 @pytest.fixture(params=["alone", "daemon"])

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import socket
+import subprocess
 from pathlib import Path
 
-from tests.product import Product
+from tests.product import PATIENCE, Product
 
+Daemon = subprocess.Popen[bytes]
 NO_LIBVIRT = "[daemon]\nlibvirt = 'qemu+unix:///system?socket=/nonexistent'\n"
 
 
@@ -16,3 +19,11 @@ def only_client(product: Product, tmp_path: Path) -> None:
     path = tmp_path / "client.toml"
     path.write_text(product.config.read_text().replace(str(product.state), str(broken)))
     product.config = path
+
+
+def connect(product: Product) -> socket.socket:
+    """Return a connection to the daemon, which has not been read from."""
+    peer = socket.socket(socket.AF_UNIX)
+    peer.settimeout(PATIENCE)
+    peer.connect(str(product.runtime / "hook.sock"))
+    return peer

@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,28 +18,11 @@ import pytest
 from tests.domains import domain_xml
 from tests.product import PATIENCE, Product
 from tests.simulated.arrivals import noted
-from tests.simulated.daemons import NO_LIBVIRT, only_client
+from tests.simulated.daemons import NO_LIBVIRT, Daemon, connect, only_client
 from tests.simulated.kinds import Kind
 from vgpu_hook import protocol
 
 A = domain_xml("a", {"0": "mtty-1"})
-Daemon = subprocess.Popen[bytes]
-
-
-@pytest.fixture
-def daemon(product: Product) -> Iterator[Daemon]:
-    product.configure(extra=NO_LIBVIRT)
-    process = product.daemon()
-    yield process
-    process.kill()
-    process.wait()
-
-
-def connect(product: Product) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(PATIENCE)
-    peer.connect(str(product.runtime / "hook.sock"))
-    return peer
 
 
 def test_the_daemon_does_the_calls(

@@ -7,7 +7,7 @@ plain cases.
 from __future__ import annotations
 
 import contextlib
-import os
+import random
 import socket
 import subprocess
 import time
@@ -18,7 +18,7 @@ import pytest
 
 from tests.domains import domain_xml
 from tests.product import PATIENCE, Product
-from tests.simulated.daemons import NO_LIBVIRT, only_client
+from tests.simulated.daemons import NO_LIBVIRT, Daemon, connect, only_client
 from tests.simulated.hostile import PYTHON, as_nobody, open_up
 from vgpu_hook import protocol
 
@@ -39,8 +39,6 @@ except OSError as error:
     print(type(error).__name__)
 """
 
-Daemon = subprocess.Popen[bytes]
-
 
 @pytest.fixture
 def daemon(product: Product, tmp_path: Path) -> Iterator[Daemon]:
@@ -52,13 +50,6 @@ def daemon(product: Product, tmp_path: Path) -> Iterator[Daemon]:
     assert process.poll() is None, "it has ended"
     process.kill()
     process.wait()
-
-
-def connect(product: Product) -> socket.socket:
-    peer = socket.socket(socket.AF_UNIX)
-    peer.settimeout(PATIENCE)
-    peer.connect(str(product.runtime / "hook.sock"))
-    return peer
 
 
 def greeted(product: Product) -> socket.socket:
@@ -237,7 +228,7 @@ def test_what_is_no_call_is_dropped_in_bounded_memory(product: Product, daemon: 
         b"",
         b"vgpu-hook 9999\n",
         b"VGPU-HOOK 3\n",
-        os.urandom(4096),
+        random.Random(0).randbytes(4096),  # the same in each of xdist's workers
         protocol.GREETING + b"99999999999:",
         protocol.GREETING + b"x" * 100,
         protocol.GREETING + protocol.frame(b"0"),
@@ -245,7 +236,7 @@ def test_what_is_no_call_is_dropped_in_bounded_memory(product: Product, daemon: 
         protocol.GREETING + protocol.frame(b"0", b"", b"", b"and more"),
         protocol.GREETING + b"3:0:,",
     ],
-    ids=ascii,
+    ids=lambda said: ascii(said[:40]),
 )
 def test_a_daemon_that_talks_nonsense_is_not_believed(product: Product, said: bytes) -> None:
     """The hook does the call itself then."""

@@ -10,20 +10,18 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 
 from tests.product import PATIENCE, Answer, Product
 from tests.simulated import moments
-from tests.simulated.daemons import NO_LIBVIRT
+from tests.simulated.daemons import NO_LIBVIRT, Daemon
 from tests.simulated.kinds import Kind
 from tests.simulated.moments import IN_CREATE, IN_DESTROY, STARTING, STOPPING
 from vgpu_hook import client, protocol
 from vgpu_hook.bounded import Deadline
 
-Daemon = subprocess.Popen[bytes]
 BOTH = (signal.SIGKILL, signal.SIGTERM)
 ELSEWHERE = {(IN_CREATE, signal.SIGKILL), (IN_DESTROY, signal.SIGKILL)}
 """Held up in test_daemon.py already."""
@@ -31,20 +29,11 @@ ELSEWHERE = {(IN_CREATE, signal.SIGKILL), (IN_DESTROY, signal.SIGKILL)}
 WITHOUT_DAEMON = """
 import sys
 from vgpu_hook import operations
-status, text, output = operations.in_child(tuple(sys.argv[1:]), sys.stdin.buffer.read(), 0)
+status, text, output = operations.in_child(tuple(sys.argv[1:]), sys.stdin.buffer.read(), 0, 60)
 print(text, end="", file=sys.stderr)
 sys.exit(status)
 """
 """The hook's own process, that has asked for a daemon in vain."""
-
-
-@pytest.fixture
-def daemon(product: Product) -> Iterator[Daemon]:
-    product.configure(extra=NO_LIBVIRT)
-    process = product.daemon()
-    yield process
-    process.kill()
-    process.wait()
 
 
 @pytest.mark.parametrize(
@@ -100,18 +89,8 @@ def test_i8_the_hook_with_and_without_the_daemon_at_once(
 
 
 def without_daemon(product: Product, name: str, operation: str, xml: bytes) -> Daemon:
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-c", WITHOUT_DAEMON, name, operation, "begin", "-"],
-        env=product.environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
-    assert process.stdin is not None
-    process.stdin.write(xml)
-    process.stdin.close()
-    process.stdin = None
-    return process
+    alone = (sys.executable, "-I", "-c", WITHOUT_DAEMON)
+    return product.popen(name, operation, xml, program=alone)
 
 
 def greeted(product: Product) -> bool:
