@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sqlite3
 import subprocess
 import sys
@@ -110,8 +111,14 @@ class Product:
             env={**os.environ, **self.environment, **environment},
             stdin=subprocess.DEVNULL,
         )
-        self.wait_for("the daemon serves", lambda: (self.runtime / "hook.sock").exists())
+        self.wait_for("the daemon serves", lambda: self.is_served() or process.poll() is not None)
+        assert process.poll() is None, "the daemon ended"
         return process
+
+    def is_served(self) -> bool:
+        """Tell whether somebody listens on the socket."""
+        with socket.socket(socket.AF_UNIX) as peer:
+            return peer.connect_ex(str(self.runtime / "hook.sock")) == 0
 
     def wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         """Wait until the condition holds."""

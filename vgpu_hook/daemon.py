@@ -17,6 +17,7 @@ import threading
 import time
 from collections.abc import Iterator
 from functools import partial
+from typing import NoReturn
 
 from vgpu_hook import config, context, events, log, server, store_file
 from vgpu_hook.bounded import Deadline
@@ -158,5 +159,16 @@ def main() -> int:
         return 1
 
 
+def process() -> NoReturn:
+    """Run the daemon and end the process, without the interpreter's own end.
+
+    libvirt's loop is still there, and a callback of it that comes after the interpreter's end is
+    a crash (CPython 3.11, PyGILState_Ensure in Python/pystate.c).
+    """
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    process()

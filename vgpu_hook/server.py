@@ -18,6 +18,7 @@ from vgpu_hook import operations, protocol
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.client import SOCKET, peer_is_root
 from vgpu_hook.folders import make_private
+from vgpu_hook.model import VgpuError
 
 PEER_WAIT = 10.0
 """Seconds that a peer may take to send its call, or to take the answer."""
@@ -108,6 +109,9 @@ def listen(runtime: str) -> socket.socket:
     mask = os.umask(0o177)
     try:
         listener.bind(path)
+    except OSError as error:  # such as a path of more than 107 bytes (unix(7))
+        hint = "see: runtime in vgpu-hook.toml"
+        raise VgpuError(f"can't listen on {path}: {error}", hint) from None
     finally:
         os.umask(mask)
     listener.listen(BACKLOG)

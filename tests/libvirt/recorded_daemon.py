@@ -36,7 +36,7 @@ def main() -> None:
         watch(owner, name, sys.argv[1])
     from vgpu_hook import daemon
 
-    sys.exit(daemon.main())
+    daemon.process()
 
 
 if __name__ == "__main__":

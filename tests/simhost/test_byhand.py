@@ -6,7 +6,9 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,13 @@ import pytest
 from .byhand import REPOSITORY
 
 PATIENCE = 120
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """A short one, since a socket's path has 107 bytes at most (unix(7))."""
+    with tempfile.TemporaryDirectory(prefix="byhand-") as folder:
+        yield Path(folder)
 
 
 def by_hand(tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -64,7 +73,7 @@ def test_the_status_of_the_command_is_its_own_and_the_daemon_ends_with_it(tmp_pa
     script = """
         vgpu-hookd 2>/dev/null &
         echo "daemon $!"
-        while [ ! -e runtime/hook.sock ]; do sleep 0.1; done
+        while [ ! -e runtime/hook.sock ]; do kill -0 $! && sleep 0.1 || exit 9; done
         exit 7
     """
     done = by_hand(tmp_path, "mtty", "--", "sh", "-c", script)

@@ -258,14 +258,54 @@ def test_a_daemon_that_was_stopped_for_a_while_goes_on(product: Product) -> None
         process.wait()
 
 
+def test_a_daemon_whose_path_is_too_long_for_a_socket_names_it(product: Product) -> None:
+    """107 bytes, says unix(7)."""
+    runtime = product.runtime / ("r" * 100)
+    text = product.config.read_text()
+    product.config.write_text(text.replace(str(product.runtime), str(runtime)))
+    done = run_daemon(product)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: can't listen on {runtime}/hook.sock: ")
+    assert done.stderr.endswith("; see: runtime in vgpu-hook.toml\n")
+
+
+SLOW_END = """
+import ctypes, runpy
+libc = ctypes.CDLL(None)
+libc.__cxa_atexit(libc.sleep, ctypes.c_void_p(3), None)
+runpy.run_module("vgpu_hook.daemon", run_name="__main__")
+"""
+"""The process takes 3 s to end, after the interpreter has."""
+
+
+def test_what_libvirt_calls_back_at_the_end_does_not_crash_a_daemon(product: Product) -> None:
+    """A callback after the interpreter's end is a crash, and there is one each second."""
+    product.configure(extra=NO_LIBVIRT)
+    program = [sys.executable, "-I", "-c", SLOW_END]
+    process = subprocess.Popen(program, env={**os.environ, **product.environment})
+    try:
+        product.wait_for("it serves", lambda: product.is_served() or process.poll() is not None)
+        time.sleep(1.5)  # so that the loop is past its first round
+        process.terminate()
+        assert process.wait(PATIENCE) == 0
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_a_daemon_that_cannot_start_says_why(product: Product) -> None:
     product.config.write_text("[daemon]\nreconcile = 'often'\n")
-    done = subprocess.run(
+    done = run_daemon(product)
+    assert done.returncode == 1
+    assert done.stderr.startswith(f"error: configuration {product.config}: daemon.reconcile")
+
+
+def run_daemon(product: Product) -> subprocess.CompletedProcess[str]:
+    """Run one that ends by itself."""
+    return subprocess.run(
         [sys.executable, "-I", "-m", "vgpu_hook.daemon"],
         env={**os.environ, **product.environment},
         capture_output=True,
         text=True,
         timeout=PATIENCE,
     )
-    assert done.returncode == 1
-    assert done.stderr.startswith(f"error: configuration {product.config}: daemon.reconcile")
