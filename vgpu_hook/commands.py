@@ -59,6 +59,7 @@ def attach(arguments: argparse.Namespace) -> int:
             hotplug.plug(
                 libvirt,
                 found,
+                opened,
                 lambda: context.lifecycle(settings, opened, "attach"),
                 request,
                 hostdev,
@@ -93,6 +94,8 @@ def detach(arguments: argparse.Namespace) -> int:
         subject = domain.parse(text)
         slots[:] = [arguments.slot] if arguments.slot is not None else _only_slot(subject)
         if slots[0] not in [*_slots(subject), *_recorded(subject, records)]:
+            if arguments.live:  # it was in what runs alone
+                return text
             raise VgpuError(
                 f"domain {subject.name!r} has no vGPU in slot {slots[0]!r}"
                 f" (it has: {', '.join(_slots(subject)) or 'none'})"

@@ -33,12 +33,18 @@ UNPLUG_WAIT = 20.0
 def plug(
     libvirt_: Libvirt,
     found: Any,
+    store: Store,
     lifecycle_for: Callable[[], Lifecycle],
     request: VgpuRequest,
     hostdev: Hostdev,
 ) -> None:
-    """Make the vGPU and put it into the running domain; give it back if that fails."""
+    """Make the vGPU and put it into the running domain; give it back if that fails.
+
+    What a command that was killed has got done stays as it is.
+    """
     subject = live(libvirt_, found)
+    if _has(subject, request, store):
+        return
     row = lifecycle_for().take(subject, request, hostdev)
     xml = domain.hostdev_xml(request, hostdev).decode()
     flags = libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -50,6 +56,15 @@ def plug(
         raise
 
 
+def _has(subject: Domain, request: VgpuRequest, store: Store) -> bool:
+    """Tell whether the running domain has, and is on record with, just what is asked for."""
+    there = subject.hostdev(request.slot)
+    return there is not None and any(
+        (row.slot, row.device, row.profile) == (request.slot, there.address, request.profile)
+        for row in store.of_domain(subject.uuid)
+    )
+
+
 def unplug(
     libvirt_: Libvirt,
     found: Any,
@@ -59,16 +74,18 @@ def unplug(
 ) -> bool:
     """Ask the guest to let go of the vGPU, and release it; False if it has not let go yet.
 
-    The daemon then releases it when it does. Only what is on record now is released (R12).
+    The daemon then releases it when it does. Only what is on record now is released (R12). If it
+    has let go already, what a command that was killed has left is done.
     """
     subject = live(libvirt_, found)
     generations = store.generations(subject.uuid, slot)
-    if subject.hostdev(slot) is None:
+    if subject.hostdev(slot) is not None:
+        libvirt_.call(found, found.detachDeviceAlias, ALIAS_PREFIX + slot, 0)
+    elif not generations and not _asks(libvirt_, found, slot):
         raise VgpuError(
             f"domain {subject.name!r} runs without a vGPU in slot {slot!r}",
             f"run: vgpu-hook explain {shell_word(subject.name)}",
         )
-    libvirt_.call(found, found.detachDeviceAlias, ALIAS_PREFIX + slot, 0)
     end = time.monotonic() + UNPLUG_WAIT
     while live(libvirt_, found).hostdev(slot) is not None:
         if time.monotonic() > end:
@@ -77,6 +94,12 @@ def unplug(
     lifecycle_for().release_all(subject.uuid, generations)
     note_request(libvirt_, found, slot, None)
     return True
+
+
+def _asks(libvirt_: Libvirt, found: Any, slot: str) -> bool:
+    """Tell whether the definition asks for a vGPU in this slot."""
+    subject = domain.parse(libvirt_.definition(found))
+    return slot in {request.slot for request in subject.request}
 
 
 def note_request(libvirt_: Libvirt, found: Any, slot: str, request: VgpuRequest | None) -> None:
