@@ -14,6 +14,7 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from tests.crash.shim import Shim
 from tests.product import HOOK, PATIENCE, REPOSITORY, Answer, Product
@@ -93,6 +94,7 @@ class Daemons:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,
+            start_new_session=True,
         )
 
     def close(self) -> None:
@@ -103,15 +105,20 @@ class Daemons:
         self._process.stdout.close()
 
     @contextmanager
-    def running(self) -> Iterator[int]:
-        """Run one; yields its process id. It serves when the block begins, and is gone after it."""
+    def running(self, *, killed: bool = False) -> Iterator[int]:
+        """Run one; yields its process id. It serves when the block begins, and is gone after it.
+
+        `killed`: or it was killed before it did.
+        """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         with all_children():
             self._process.stdin.write(b"\n")
             pid = int(self._process.stdout.readline())
             try:
-                self._product.wait_for("it serves", self._serves)
+                self._product.wait_for(
+                    "it serves", lambda: (killed and not _runs(pid)) or self._serves()
+                )
                 yield pid
             finally:
                 with suppress(ProcessLookupError):
@@ -121,3 +128,12 @@ class Daemons:
     def _serves(self) -> bool:
         with socket.socket(socket.AF_UNIX) as peer:
             return peer.connect_ex(str(self._product.runtime / "hook.sock")) == 0
+
+
+def _runs(pid: int) -> bool:
+    """Tell whether a process has not ended."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"

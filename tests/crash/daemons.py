@@ -6,8 +6,8 @@ import itertools
 from contextlib import closing
 
 from tests.crash.callers import Daemons, group_is_over
-from tests.crash.scenarios import NAME, NEXT_EVERY, Scenario, figure, libvirt_goes_on
-from tests.crash.shim import KILL_ALL
+from tests.crash.scenarios import NAME, NEXT_EVERY, SCENARIOS, Scenario, figure, libvirt_goes_on
+from tests.crash.shim import FILES, KILL_ALL
 from tests.crash.world import World
 from tests.product import Answer
 
@@ -56,6 +56,26 @@ def _each_point(world: World, daemons: Daemons, scenario: Scenario) -> str:
     assert point > FEWEST
     how = {"the daemon's whole tree, while the hook waits": KILL_ALL}
     return figure(world, scenario, point - 1, how)
+
+
+def starts_again(world: World) -> str:
+    """Kill the daemon at each point of its start: the next one serves. Return the figures."""
+    scenario = SCENARIOS["served start"]
+    with closing(Daemons(world.product, world.shim)) as daemons:
+        for point in itertools.count(1):
+            scenario.begin(world)
+            world.shim.order(point, KILL_ALL, scope=FILES)
+            with daemons.running(killed=True):
+                reached = world.shim.count
+            world.shim.order(scope=0)
+            with daemons.running():
+                answer = world.product.hook(NAME, scenario.operation, scenario.xml(world))
+                is_done_once(world, scenario, answer)
+            if reached < point:
+                break
+    assert point > 1, "nothing was counted"
+    start = scenario._replace(name="start of vgpu-hookd")
+    return figure(world, start, point - 1, {"whole tree": KILL_ALL})
 
 
 def is_done_once(world: World, scenario: Scenario, answer: Answer) -> None:

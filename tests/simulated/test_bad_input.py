@@ -6,6 +6,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -253,3 +254,17 @@ def test_a_hook_call_opens_nothing_for_others_to_read(product: Product) -> None:
         os.umask(old)
     for path in (product.state, product.state / "store.db", product.runtime / "locks"):
         assert path.stat().st_mode & 0o077 == 0, path
+
+
+def test_xml_that_was_cut_off_on_its_way_is_no_xml_without_a_request(
+    product: Product, tmp_path: Path
+) -> None:
+    """The shell that hands it on may be killed: what is left of it may ask for nothing."""
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nhead -c 60 | {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    cut = partial(product.hook_argv, xml=A, VGPU_HOOK_PYTHON=str(python))
+    reason = "vgpu-hook: the XML was cut off on its way here; try again\n"
+    assert cut(["a", "prepare", "begin", "-"]) == (1, "", reason)
+    assert cut(["a", "stopped", "end", "-"]) == (0, "", "")
+    assert product.rows() == []
