@@ -44,8 +44,9 @@ HOST ?= nvidia-two-t4
 simhost: setup  ## A shell on a simulated host, without a GPU: make simhost HOST=l40s
 	$(PYTHON) -m tests.simhost $(HOST)
 
-soak: setup  ## Long runs on the test host: ten minutes and more
-	$(PYTEST) tests/soak
+soak: setup  ## Long runs: hours on the simulated host, then on the test host
+	$(PYTEST) --numprocesses 2 tests/soak/test_model.py tests/soak/test_crash.py
+	$(PYTEST) --ignore tests/soak/test_model.py --ignore tests/soak/test_crash.py tests/soak
 
 FUZZ_SECONDS ?= 600
 fuzz: setup  ## Anything on the hook's stdin, for FUZZ_SECONDS (ten minutes)

@@ -12,13 +12,7 @@ import pytest
 
 from tests.crash import edits
 from tests.crash.commands import Admin
-from tests.crash.conftest import (  # noqa: F401 - fixtures
-    FIGURE,
-    kind,
-    only_mdev,
-    pytest_terminal_summary,
-    world,
-)
+from tests.crash.conftest import FIGURE, only_mdev
 from tests.crash.daemons import finishes_by_itself
 from tests.crash.faults import ERRORS, EXTENTS, StoreFaults, alone, served
 from tests.crash.scenarios import FOLLOWING, SCENARIOS, VARIANTS, converges
@@ -30,7 +24,7 @@ Figure = Callable[[str, object], None]
 @pytest.mark.parametrize("variant", list(VARIANTS))
 @pytest.mark.parametrize("name", list(SCENARIOS))
 def test_i7_a_call_is_killed(
-    world: World,  # noqa: F811
+    world: World,
     name: str,
     variant: str,
     record_property: Figure,
@@ -42,7 +36,7 @@ def test_i7_a_call_is_killed(
 
 @pytest.mark.parametrize("name", ["start", "start that fails half way", "stopped", "release"])
 def test_i7_the_daemon_is_killed(
-    world: World,  # noqa: F811
+    world: World,
     name: str,
     record_property: Figure,
 ) -> None:
@@ -52,7 +46,7 @@ def test_i7_the_daemon_is_killed(
 @only_mdev
 @pytest.mark.parametrize("name", list(edits.EDITS))
 def test_i7_an_editing_command_is_killed(
-    world: World,  # noqa: F811
+    world: World,
     tmp_path: Path,
     name: str,
     record_property: Figure,
@@ -64,7 +58,7 @@ def test_i7_an_editing_command_is_killed(
 @pytest.mark.parametrize("who", [alone, served])
 @pytest.mark.parametrize("name", ["start", "stopped", "release of retained"])
 def test_i4_r3_the_disk_fails(
-    world: World,  # noqa: F811
+    world: World,
     tmp_path: Path,
     name: str,
     who: Callable[..., object],
