@@ -3,7 +3,7 @@
 The kernel has files that never answer: `remove` of a vGPU that somebody holds open
 blocks uninterruptibly (facts D4, read in vfio_unregister_group_dev). libvirt waits for
 its hook without a limit, so whatever may block is done in a child, and the parent
-answers in time. Not a general process pool: one call, one child.
+answers in time. One call, one child: for the daemon's many calls there is workers.py.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def run(
     child is killed then: one that hangs in the kernel dies as soon as its call returns,
     before it does anything else.
     """
-    _reap_given_up()
-    if not deadline.remaining():
-        raise DeadlineExceeded(f"no time was left for {doing}")
+    require_time(deadline, doing)
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -72,10 +70,21 @@ def run(
     finally:
         os.close(reader)
         if data is None:
-            os.kill(child, signal.SIGKILL)
-            _given_up.append(child)
+            give_up(child)
         else:
             os.waitpid(child, 0)
+    return result_of(data, deadline, doing)  # type: ignore[no-any-return]
+
+
+def require_time(deadline: Deadline, doing: str) -> None:
+    """Raise DeadlineExceeded if there is no time left to begin with."""
+    _reap_given_up()
+    if not deadline.remaining():
+        raise DeadlineExceeded(f"no time was left for {doing}")
+
+
+def result_of(data: bytes | None, deadline: Deadline, doing: str) -> Any:
+    """Return what a child has answered, or raise it; None: nothing in time; empty: it died."""
     if data is None:
         raise DeadlineExceeded(f"{doing} has not returned within {deadline.seconds:.3g} s")
     if not data:
@@ -83,8 +92,14 @@ def run(
     # Our own child wrote it, down a pipe that nobody else has.
     good, result = pickle.loads(data)  # noqa: S301
     if good:
-        return result  # type: ignore[no-any-return]
+        return result
     raise result
+
+
+def give_up(child: int) -> None:
+    """Kill a child that has not answered, without waiting for its end."""
+    os.kill(child, signal.SIGKILL)
+    _given_up.append(child)
 
 
 _given_up: list[int] = []
@@ -104,29 +119,39 @@ def _child(
     """Do the call and leave the process, whatever happens."""
     status = 1
     try:
-        gc.disable()  # no finalizer of what the daemon's other threads were at
-        signal.set_wakeup_fd(-1)
-        signal.pthread_sigmask(signal.SIG_SETMASK, [])
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_DFL)
-        null = os.open(os.devnull, os.O_RDWR)
-        for stream in (0, 1, 2):
-            os.dup2(null, stream)
-        first = 3
-        for kept in sorted({writer, *keep}):
-            os.closerange(first, kept)
-            first = kept + 1
-        os.closerange(first, 1 << 20)
-        try:
-            answer: tuple[bool, Any] = (True, call(*args))
-        except VgpuError as error:
-            answer = (False, error)
-        except Exception as error:  # noqa: BLE001 - entry point: the parent must be told
-            answer = (False, VgpuError(f"internal error: {type(error).__name__}: {error}"))
-        _write_all(writer, pickle.dumps(answer))
+        become_child(writer, *keep)
+        _write_all(writer, answer_of(call, args))
         status = 0
     finally:
         os._exit(status)
+
+
+def become_child(*keep: int) -> None:
+    """Leave behind, right after a fork, what is the parent's; all files but `keep` are closed."""
+    gc.disable()  # no finalizer of what the daemon's other threads were at
+    signal.set_wakeup_fd(-1)
+    signal.pthread_sigmask(signal.SIG_SETMASK, [])
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
+    null = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1, 2):
+        os.dup2(null, stream)
+    first = 3
+    for kept in sorted(keep):
+        os.closerange(first, kept)
+        first = kept + 1
+    os.closerange(first, 1 << 20)
+
+
+def answer_of(call: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    """Do the call in the child; return what `result_of` makes its result of."""
+    try:
+        answer: tuple[bool, Any] = (True, call(*args))
+    except VgpuError as error:
+        answer = (False, error)
+    except Exception as error:  # noqa: BLE001 - entry point: the parent must be told
+        answer = (False, VgpuError(f"internal error: {type(error).__name__}: {error}"))
+    return pickle.dumps(answer)
 
 
 def _write_all(fd: int, data: bytes) -> None:

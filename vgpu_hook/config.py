@@ -9,6 +9,7 @@ every root.
 from __future__ import annotations
 
 import os
+import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from vgpu_hook.model import ConfigError
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH = "/etc/vgpu-hook/vgpu-hook.toml"
 MAX_SIZE = 1 << 20
+SETTLED = 1.0
+"""Seconds: more than the steps in which file systems count the time of a change."""
 
 
 class Settings(NamedTuple):
@@ -45,6 +48,29 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     from vgpu_hook import config_file
 
     return config_file.settings(text, path or DEFAULT_PATH)
+
+
+class Kept:
+    """The settings, read anew when the file is another one; for a process that goes on."""
+
+    def __init__(self) -> None:
+        self._known: tuple[tuple[object, ...], Settings] | None = None
+
+    def load(self) -> Settings:
+        """Return the settings as `load` does. Raises ConfigError."""
+        path = os.environ.get("VGPU_HOOK_CONFIG") or DEFAULT_PATH
+        try:
+            found = os.stat(path)
+        except OSError:
+            return load()
+        state = (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        if self._known is not None and self._known[0] == state:
+            return self._known[1]
+        settings = load()
+        # One that was written just now may be written again without looking any different.
+        if time.time() - found.st_mtime > SETTLED:
+            self._known = (state, settings)
+        return settings
 
 
 def error(path: str, cause: Any) -> ConfigError:

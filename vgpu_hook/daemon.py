@@ -30,6 +30,9 @@ from vgpu_hook.listener import Listener
 from vgpu_hook.locks import daemon_lock
 from vgpu_hook.log import Log
 from vgpu_hook.model import VgpuError
+from vgpu_hook.operations import Means
+from vgpu_hook.stores import Stores
+from vgpu_hook.workers import Workers
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -55,7 +58,8 @@ class Daemon:
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         rebalance = partial(self._source.ask, events.REBALANCE)
-        listening = server.Server(server.listen(self._settings.runtime), rebalance)
+        means = Means(config.Kept().load, Stores().open, Workers().run)
+        listening = server.Server(server.listen(self._settings.runtime), means, rebalance)
         accepting = threading.Thread(target=listening.run, name="server", daemon=True)
         worker = threading.Thread(
             target=self._source.run, args=(self._handle,), name="worker", daemon=True

@@ -31,6 +31,8 @@ class Database:
     def __init__(self, connection: sqlite3.Connection, path: str) -> None:
         self._connection = connection
         self.path = path
+        self.broken = False
+        """Whether anything has failed but what the store's rules forbid."""
 
     def close(self) -> None:
         """Close the file."""
@@ -58,6 +60,7 @@ class Database:
                 "run: vgpu-hook status",
             ) from error
         except sqlite3.Error as error:
+            self.broken = True
             raise store_error(self.path, error) from error
 
 

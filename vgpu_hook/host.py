@@ -46,10 +46,16 @@ TRYING_ENDS = 0.5
 
 
 class Host:
-    """One host in this boot. Every method but `framework` raises DeadlineExceeded too."""
+    """One host in this boot. Every method but `framework` raises DeadlineExceeded too.
 
-    def __init__(self, settings: Settings, boot_id: str) -> None:
+    `run` does the calls in children: bounded.run, or what has its contract.
+    """
+
+    def __init__(
+        self, settings: Settings, boot_id: str, run: Callable[..., Any] = bounded.run
+    ) -> None:
         self._settings = settings
+        self._run = run
         self.boot_id = boot_id
         self.lock: tuple[int, ...] = ()
         """The lock under which the calls are made: a child that outlives us keeps it."""
@@ -197,4 +203,9 @@ class Host:
         return parent.gpu.casefold() in unused or parent.name.casefold() in unused
 
     def _ask(self, doing: str, deadline: Deadline, call: Callable[..., T], *args: Any) -> T:
-        return bounded.run(call, *args, deadline=deadline, doing=doing, keep=self.lock)
+        found: T = self._run(call, *args, deadline=deadline, doing=doing, keep=self.lock)
+        return found
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a child needs of it, that a call is sent to."""
+        return {**self.__dict__, "_run": None, "lock": ()}

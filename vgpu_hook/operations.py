@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from vgpu_hook import arrival, bounded, config, domain, log, store_file
 from vgpu_hook.bounded import Deadline
@@ -29,10 +29,22 @@ from vgpu_hook.model import (
     one_line,
 )
 from vgpu_hook.protocol import Answer
+from vgpu_hook.store import Store
 
 T = TypeVar("T")
 Run = Callable[[str, Domain, bytes, Settings], bytes]
 """Does an operation for a domain with this XML; returns the XML to go on with, or nothing."""
+
+
+class Means(NamedTuple):
+    """How a process does its calls: one that goes on keeps what it can for the next one."""
+
+    load: Callable[[], Settings] = config.load
+    open_store: Callable[..., Store | None] = store_file.open_store
+    run: Callable[..., Any] = bounded.run
+
+
+DO_ALL_ANEW = Means()
 
 WORK_SHARE = 0.8
 """Of the deadline, for the work; what is left is for giving up on it in good order."""
@@ -45,7 +57,13 @@ SMALL = 1 << 16
 of an element with all others."""
 
 
-def answer(arguments: tuple[str, ...], xml: bytes, run: Run, seconds: float) -> Answer:
+def answer(
+    arguments: tuple[str, ...],
+    xml: bytes,
+    run: Run,
+    seconds: float,
+    load: Callable[[], Settings] = config.load,
+) -> Answer:
     """Return the answer to a call, which `run` does; its XML is to be read in `seconds`.
 
     Refuses a start or an arrival, with the reason for virsh; lets everything else go on (R3). A
@@ -57,7 +75,7 @@ def answer(arguments: tuple[str, ...], xml: bytes, run: Run, seconds: float) -> 
     plain = arguments[0][: domain.LONGEST_NAME]
     name = repr(plain)
     try:
-        return Answer(0, "", _serve(operation, _parsed(xml, seconds), xml, run))
+        return Answer(0, "", _serve(operation, _parsed(xml, seconds), xml, run, load))
     except VgpuError as error:
         text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
@@ -65,19 +83,26 @@ def answer(arguments: tuple[str, ...], xml: bytes, run: Run, seconds: float) -> 
     return failure(operation, plain, text, xml)
 
 
-def work(operation: str, subject: Domain, xml: bytes, settings: Settings, seconds: float) -> bytes:
+def work(
+    operation: str,
+    subject: Domain,
+    xml: bytes,
+    settings: Settings,
+    seconds: float,
+    means: Means = DO_ALL_ANEW,
+) -> bytes:
     """Do what the operation asks for, in `seconds`: the same for the hook and for the daemon.
 
     Returns the XML to go on with if it is not the one that was given, else nothing.
     """
     deadline = Deadline(seconds)
-    opened = store_file.open_store(
+    opened = means.open_store(
         settings.state, operation, wait=settings.hook_deadline / 4, create=operation not in STOPS
     )
     if opened is None:  # no store: nothing was ever assigned
         return b""
     try:
-        host = Host(settings, settings.roots.boot_id())
+        host = Host(settings, settings.roots.boot_id(), means.run)
         events = log.JournalLog(settings.roots.journal, operation)
         lifecycle = Lifecycle(Context(settings, host, opened, events, deadline))
         if operation in ARRIVALS:
@@ -92,7 +117,9 @@ def work(operation: str, subject: Domain, xml: bytes, settings: Settings, second
         opened.close()
 
 
-def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> Answer:
+def in_thread(
+    arguments: tuple[str, ...], xml: bytes, seconds: float, means: Means = DO_ALL_ANEW
+) -> Answer:
     """Return the answer of a call that the daemon does, of which `seconds` are left."""
 
     deadline = Deadline(seconds)
@@ -101,9 +128,9 @@ def in_thread(arguments: tuple[str, ...], xml: bytes, seconds: float) -> Answer:
         left = deadline.remaining()
         if not left:
             raise DeadlineExceeded("the call came too late: its time was over")
-        return work(operation, subject, text, settings, left * WORK_SHARE)
+        return work(operation, subject, text, settings, left * WORK_SHARE, means)
 
-    return answer(arguments, xml, run, seconds * WORK_SHARE)
+    return answer(arguments, xml, run, seconds * WORK_SHARE, means.load)
 
 
 def in_child(arguments: tuple[str, ...], xml: bytes, spent: float, seconds: float) -> Answer:
@@ -170,7 +197,9 @@ def _hook_deadline() -> float:
         return config.Settings().hook_deadline
 
 
-def _serve(operation: str, subject: Domain, xml: bytes, run: Run) -> bytes:
+def _serve(
+    operation: str, subject: Domain, xml: bytes, run: Run, load: Callable[[], Settings]
+) -> bytes:
     ours = subject.request or subject.refused or any(h.slot for h in subject.hostdevs)
     if not ours:
         if operation == RESTORE:
@@ -180,7 +209,7 @@ def _serve(operation: str, subject: Domain, xml: bytes, run: Run) -> bytes:
         raise VgpuError(
             f"domain {subject.name!r} asks for a vGPU, which needs root", "use qemu:///system"
         )
-    return run(operation, subject, xml, config.load())
+    return run(operation, subject, xml, load())
 
 
 def _bounded_work(

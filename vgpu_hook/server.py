@@ -19,6 +19,7 @@ from vgpu_hook.bounded import Deadline
 from vgpu_hook.client import SOCKET, peer_is_root
 from vgpu_hook.folders import make_private
 from vgpu_hook.model import VgpuError
+from vgpu_hook.operations import Means
 
 PEER_WAIT = 10.0
 """Seconds that a peer may take to send its call, or to take the answer."""
@@ -29,10 +30,11 @@ ACCEPT_PAUSE = 0.05
 
 
 class Server:
-    """Accepts calls until it is stopped, and calls `after` when one has been done."""
+    """Accepts calls until it is stopped, does them with `means`, and calls `after` after each."""
 
-    def __init__(self, listener: socket.socket, after: Callable[[], None]) -> None:
+    def __init__(self, listener: socket.socket, means: Means, after: Callable[[], None]) -> None:
         self._listener = listener
+        self._means = means
         self._after = after
         self._slots = threading.BoundedSemaphore(MOST_CALLS)
         self._active = 0
@@ -82,7 +84,7 @@ class Server:
                     expiry, *arguments, xml = protocol.parts(_receive_frame(connection))
                     names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
                     seconds = int(expiry) / 1000 - time.monotonic()
-                    answer = operations.in_thread(names, xml, seconds)
+                    answer = operations.in_thread(names, xml, seconds, self._means)
                     text = answer.stderr.encode("utf-8", "backslashreplace")
                     self._after()
                     connection.sendall(protocol.frame(b"%d" % answer.status, text, answer.output))

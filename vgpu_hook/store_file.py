@@ -123,22 +123,35 @@ def open_store(state: str, operation: str, *, wait: float, create: bool = True) 
 
     `wait` is how many seconds each call may wait for other writers. Raises StoreError.
     """
+    path = place(state, create=create)
+    if path is None:
+        return None
+    connection = connect(path, wait)
+    try:
+        settle(connection, path)
+    except StoreError:
+        connection.close()
+        raise
+    return Store(Database(connection, path), operation)
+
+
+def place(state: str, *, create: bool) -> str | None:
+    """Return the path of the store, made if there is none; None if it isn't to be made."""
     path = os.path.join(state, FILE)
     if not _exists(path):
         if not create:
             return None
         _create(state, path)
-    connection = _connect(path, wait)
+    return path
+
+
+def settle(connection: sqlite3.Connection, path: str) -> None:
+    """Make a new connection safe, and the store of this program's version. Raises StoreError."""
     try:
         connection.execute("PRAGMA synchronous = FULL")
         _upgrade(connection, path)
     except sqlite3.Error as error:
-        connection.close()
         raise store_error(path, error) from error
-    except StoreError:
-        connection.close()
-        raise
-    return Store(Database(connection, path), operation)
 
 
 def _upgrade(connection: sqlite3.Connection, path: str) -> None:
@@ -170,7 +183,7 @@ def check(state: str) -> list[str]:
     if store is None:
         return []
     try:
-        with contextlib.closing(_connect(path, 5)) as connection:
+        with contextlib.closing(connect(path, 5)) as connection:
             found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
     except sqlite3.Error as error:
         raise store_error(path, error) from error
@@ -196,17 +209,29 @@ def set_aside(state: str) -> str | None:
     return target
 
 
-def _connect(path: str, wait: float) -> sqlite3.Connection:
+def connect(path: str, wait: float) -> sqlite3.Connection:
     """Open an existing file read-write; never makes one."""
+    require_safe(path)
+    quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    try:
+        return sqlite3.connect(
+            f"file:{quoted}?mode=rw",
+            uri=True,
+            timeout=wait,
+            isolation_level=None,
+            check_same_thread=False,  # stores.py has one thread after the other use it
+        )
+    except sqlite3.Error as error:
+        raise store_error(path, error) from error
+
+
+def require_safe(path: str) -> None:
+    """Refuse what others may have put there. Raises StoreError."""
     try:
         check_private(os.path.dirname(path))
         if not stat.S_ISREG(os.lstat(path).st_mode):
             raise OSError("it is not a regular file")
-        quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-        return sqlite3.connect(
-            f"file:{quoted}?mode=rw", uri=True, timeout=wait, isolation_level=None
-        )
-    except (sqlite3.Error, OSError) as error:
+    except OSError as error:
         raise store_error(path, error) from error
     except VgpuError as error:
         raise StoreError(f"store {path} can't be used: {error.message}", error.hint) from error

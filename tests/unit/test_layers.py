@@ -14,10 +14,10 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"model", "protocol", "ranges", "__init__"},
     {"bounded", "folders", "sysfs", "request", "database", "log", "admission", "hostdevs"},
-    {"domain", "store_domains", "store_devices", "client"},
+    {"domain", "store_domains", "store_devices", "client", "workers"},
     {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
-    {"guard", "frameworks.handles", "frameworks.gpus"},
+    {"guard", "frameworks.handles", "frameworks.gpus", "stores"},
     {"frameworks.mdev", "frameworks.vendor_vfio", "planning", "refusals"},
     {"host", "catalogue"},
     {"creation", "arrival"},

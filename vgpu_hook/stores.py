@@ -1,0 +1,103 @@
+"""The store, kept open between the daemon's calls.
+
+SQLite moves its log into the file whenever the last connection is closed: that, and the opening,
+is half of what a call costs (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+
+from vgpu_hook import store_file
+from vgpu_hook.database import Database
+from vgpu_hook.model import StoreError
+from vgpu_hook.store import Store
+
+SPARE = 8
+"""Connections that are kept for the next calls."""
+
+
+class Stores:
+    """Opens the store as store_file.open_store does. For many threads at once."""
+
+    def __init__(self) -> None:
+        self._idle: list[_Kept] = []
+        self._lock = threading.Lock()
+
+    def open(self, state: str, operation: str, *, wait: float, create: bool = True) -> Store | None:
+        """Return the store; None if there is none and it isn't to be made. Raises StoreError."""
+        path = store_file.place(state, create=create)
+        if path is None:
+            return None
+        kept = self._take(path) or _Kept(path, wait, self.put_back)
+        try:
+            kept.begin(wait)
+        except StoreError:
+            kept.broken = True
+            kept.close()
+            raise
+        return Store(kept, operation)
+
+    def _take(self, path: str) -> _Kept | None:
+        with self._lock:
+            while self._idle:
+                kept = self._idle.pop()
+                if kept.path == path and kept.is_current():
+                    return kept
+                _abandoned.append(kept)
+        return None
+
+    def put_back(self, kept: _Kept) -> None:
+        """Keep a connection for the next call, if it is one to the file that is there."""
+        current = kept.is_current()
+        with self._lock:
+            if not current:
+                _abandoned.append(kept)
+            elif not kept.broken and len(self._idle) < SPARE:
+                self._idle.append(kept)
+            else:
+                kept.end()
+
+
+class _Kept(Database):
+    """A connection whose `close` gives it back."""
+
+    def __init__(self, path: str, wait: float, put_back: Callable[[_Kept], None]) -> None:
+        before = _identity(path)
+        super().__init__(store_file.connect(path, wait), path)
+        self._put_back = put_back
+        self._identity = before if before == _identity(path) else None
+        """Of the file that it is to; None if that can't be told."""
+
+    def begin(self, wait: float) -> None:
+        """Be as new, for a call that may wait so long for others. Raises StoreError."""
+        store_file.require_safe(self.path)
+        self.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
+        store_file.settle(self._connection, self.path)
+
+    def close(self) -> None:
+        """Give it back."""
+        self._put_back(self)
+
+    def end(self) -> None:
+        """Close the file."""
+        super().close()
+
+    def is_current(self) -> bool:
+        """Tell whether the file that is there is the one that it is to."""
+        return self._identity is not None and self._identity == _identity(self.path)
+
+
+_abandoned: list[_Kept] = []
+"""Connections to a file that was put aside. Never closed: SQLite, closing the last one of a file,
+deletes the log beside its *name*, which may be the new store's by now."""
+
+
+def _identity(path: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(path)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
