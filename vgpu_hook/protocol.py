@@ -2,23 +2,23 @@
 
 One connection carries one call:
 
-    client                      daemon
-                                GREETING              it is there and will answer
+    client (hooks/qemu)         daemon
+                                greeting              it is there and will answer
     frame(expiry, arguments..., xml)                  expiry: CLOCK_MONOTONIC, in ms
                                 frame(status, stderr, output)
 
 A frame is a netstring of netstrings (`5:hello,`). The client sends nothing before it has the
-greeting, so that a daemon that does not greet can't do what the client then does itself; and a
-daemon that comes to it after the expiry must not do it any more.
-GREETING carries the version: another one is refused by closing. Imports next to nothing: the
-client's start is what every VM start pays for.
+greeting, so that a daemon that does not greet can't do what the hook then does itself; and a
+daemon that comes to it after the expiry must not do it any more. The greeting carries the version,
+another one than the client's being refused by closing, and what the client makes the expiry of:
+the clock, and the time that a call may take.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-GREETING = b"vgpu-hook 3\n"
+VERSION = 4
 MAX_FRAME = 17 << 20
 """Bytes. A domain's XML is some ten thousand; no more than 16 MiB of it is ever read."""
 
@@ -33,6 +33,11 @@ class Answer(NamedTuple):
 
 class ProtocolError(Exception):
     """The other side said something else."""
+
+
+def greeting(now: float, seconds: float) -> bytes:
+    """Return the greeting; `now` is CLOCK_MONOTONIC, `seconds` what a call may take."""
+    return b"vgpu-hook %d %d %d\n" % (VERSION, now * 1000, seconds * 1000)
 
 
 def frame(*parts: bytes) -> bytes:

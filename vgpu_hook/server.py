@@ -10,16 +10,18 @@ import contextlib
 import os
 import select
 import socket
+import struct
 import threading
 import time
 from collections.abc import Callable
 
-from vgpu_hook import operations, protocol
+from vgpu_hook import config, operations, protocol
 from vgpu_hook.bounded import Deadline
-from vgpu_hook.client import SOCKET, peer_is_root
 from vgpu_hook.folders import make_private
-from vgpu_hook.model import VgpuError
+from vgpu_hook.model import ConfigError, VgpuError
 from vgpu_hook.operations import Means
+
+SOCKET = "hook.sock"
 
 PEER_WAIT = 10.0
 """Seconds that a peer may take to send its call, or to take the answer."""
@@ -80,7 +82,7 @@ class Server:
             with connection, contextlib.suppress(OSError, ValueError, protocol.ProtocolError):
                 connection.settimeout(PEER_WAIT)
                 if peer_is_root(connection):
-                    connection.sendall(protocol.GREETING)
+                    connection.sendall(self._greeting())
                     expiry, *arguments, xml = protocol.parts(_receive_frame(connection))
                     names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
                     seconds = int(expiry) / 1000 - time.monotonic()
@@ -91,11 +93,27 @@ class Server:
         finally:
             self._done()
 
+    def _greeting(self) -> bytes:
+        try:
+            seconds = self._means.load().hook_deadline
+        except ConfigError:  # the call may be none of our business: that is found out with it
+            seconds = config.Settings().hook_deadline
+        return protocol.greeting(time.monotonic(), seconds)
+
     def _done(self) -> None:
         self._slots.release()
         with self._idle:
             self._active -= 1
             self._idle.notify_all()
+
+
+def peer_is_root(connection: socket.socket) -> bool:
+    """Tell whether the other side of a Unix socket runs as root (SO_PEERCRED, unix(7))."""
+    size = struct.calcsize("3i")
+    _, uid, _ = struct.unpack(
+        "3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    )
+    return bool(uid == 0)
 
 
 def listen(runtime: str) -> socket.socket:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
 
+from tests.asking import ask
 from tests.crash import callers
 from tests.crash.scenarios import NAME, Scenario
 from tests.crash.shim import FAIL_FROM_THERE, FAIL_ONCE, FILES, READS, Shim
 from tests.crash.world import World
 from tests.domains import domain_xml
 from tests.product import Answer
-from vgpu_hook import client
-from vgpu_hook.bounded import Deadline
 
 ERRORS = (errno.ENOSPC, errno.EROFS, errno.EIO)
 CAUSES = (
@@ -45,7 +44,7 @@ def served(world: World, shim: Shim) -> Iterator[Call]:
 
     def call(name: str, operation: str, xml: bytes) -> Answer:
         words = (name, operation, "begin", "-")
-        answer = client.ask(str(world.product.runtime), words, xml, Deadline(60))
+        answer = ask(world.product.runtime, words, xml, 60)
         assert answer is not None, "the daemon has not answered"
         return Answer(answer.status and 1, answer.output.decode(), answer.stderr)
 

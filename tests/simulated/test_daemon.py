@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.asking import greeting
 from tests.domains import domain_xml
 from tests.product import PATIENCE, Product
 from tests.simulated.arrivals import noted
@@ -60,7 +61,7 @@ def test_a_daemon_of_another_version_is_not_asked(product: Product) -> None:
         newer.listen()
         process = product.popen("a", "prepare", A)
         peer, _ = newer.accept()
-        peer.sendall(b"vgpu-hook 0\n")
+        peer.sendall(protocol.greeting(0, 60).replace(b"4", b"5"))
         assert process.communicate(timeout=PATIENCE) == (b"", b"")
         assert peer.recv(1 << 16) == b""
         peer.close()
@@ -114,7 +115,7 @@ def test_i3_a_restore_that_the_daemon_does_not_answer_is_refused_by_its_start(
         mute.listen()
         call = product.popen("a", "restore", a)
         peer, _ = mute.accept()
-        peer.sendall(protocol.GREETING)
+        peer.sendall(protocol.greeting(time.monotonic(), 2))
         out, err = call.communicate(timeout=PATIENCE)
         peer.close()
     assert (call.returncode, err) == (0, b"")
@@ -144,8 +145,8 @@ def test_i3_a_restore_that_the_daemon_does_not_answer_is_refused_by_its_start(
 )
 def test_garbage_costs_nobody_else_anything(product: Product, daemon: Daemon, sent: bytes) -> None:
     with connect(product) as peer, connect(product) as slow:
-        assert slow.recv(100) == protocol.GREETING
-        assert peer.recv(100) == protocol.GREETING
+        greeting(slow)
+        greeting(peer)
         peer.sendall(sent)
         peer.shutdown(socket.SHUT_WR)
         peer.recv(1 << 16)
@@ -162,7 +163,7 @@ def test_r12_a_call_that_comes_too_late_is_not_done(
     product.hook("a", "prepare", a)
     product.sim.reset_writes()
     with connect(product) as peer:
-        assert peer.recv(100) == protocol.GREETING
+        greeting(peer)
         peer.sendall(protocol.frame(b"1", b"a", b"stopped", b"end", b"-", a))
         assert protocol.parts(peer.recv(1 << 16)) == [b"0", b"", b""]
     assert product.sim.writes() == []

@@ -233,7 +233,7 @@ def test_a_daemon_of_another_user_is_told_nothing_and_not_believed(
     open_up(product.runtime)
     socket_path, answer = product.runtime / "hook.sock", protocol.frame(b"0", b"", b"").decode()
     process = subprocess.Popen(
-        [PYTHON, "-c", OWN_DAEMON, str(socket_path), protocol.GREETING.decode(), answer],
+        [PYTHON, "-c", OWN_DAEMON, str(socket_path), protocol.greeting(0, 60).decode(), answer],
         stdout=subprocess.PIPE,
         user=user,
         cwd="/",

@@ -14,13 +14,13 @@ from functools import partial
 
 import pytest
 
+from tests.asking import ask
 from tests.product import PATIENCE, Answer, Product
 from tests.simulated import moments
 from tests.simulated.daemons import NO_LIBVIRT, Daemon
 from tests.simulated.kinds import Kind
 from tests.simulated.moments import IN_CREATE, IN_DESTROY, STARTING, STOPPING
-from vgpu_hook import client, protocol
-from vgpu_hook.bounded import Deadline
+from vgpu_hook import protocol
 
 BOTH = (signal.SIGKILL, signal.SIGTERM)
 ELSEWHERE = {(IN_CREATE, signal.SIGKILL), (IN_DESTROY, signal.SIGKILL)}
@@ -95,7 +95,7 @@ def without_daemon(product: Product, name: str, operation: str, xml: bytes) -> D
 
 def greeted(product: Product) -> bool:
     """Tell whether somebody serves the socket, as the hook would see it."""
-    answer = client.ask(str(product.runtime), ("a", "unheard-of"), b"", Deadline(PATIENCE))
+    answer = ask(product.runtime, ("a", "unheard-of"), b"", PATIENCE)
     return answer == protocol.Answer(0)
 
 

@@ -14,7 +14,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
     {"model", "protocol", "ranges", "__init__"},
     {"bounded", "folders", "sysfs", "request", "database", "log", "admission", "hostdevs"},
-    {"domain", "store_domains", "store_devices", "client", "workers"},
+    {"domain", "store_domains", "store_devices", "workers"},
     {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
     {"guard", "frameworks.handles", "frameworks.gpus", "stores"},
