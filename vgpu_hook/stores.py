@@ -6,9 +6,10 @@ is half of what a call costs (docs/performance.md).
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from vgpu_hook import store_file
 from vgpu_hook.database import Database
@@ -25,13 +26,14 @@ class Stores:
     def __init__(self) -> None:
         self._idle: list[_Kept] = []
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
 
     def open(self, state: str, operation: str, *, wait: float, create: bool = True) -> Store | None:
         """Return the store; None if there is none and it isn't to be made. Raises StoreError."""
         path = store_file.place(state, create=create)
         if path is None:
             return None
-        kept = self._take(path) or _Kept(path, wait, self.put_back)
+        kept = self._take(path) or _Kept(path, wait, self._put_back, self._writing)
         try:
             kept.begin(wait)
         except StoreError:
@@ -49,7 +51,7 @@ class Stores:
                 _abandoned.append(kept)
         return None
 
-    def put_back(self, kept: _Kept) -> None:
+    def _put_back(self, kept: _Kept) -> None:
         """Keep a connection for the next call, if it is one to the file that is there."""
         current = kept.is_current()
         with self._lock:
@@ -64,18 +66,38 @@ class Stores:
 class _Kept(Database):
     """A connection whose `close` gives it back."""
 
-    def __init__(self, path: str, wait: float, put_back: Callable[[_Kept], None]) -> None:
+    def __init__(
+        self,
+        path: str,
+        wait: float,
+        put_back: Callable[[_Kept], None],
+        writing: threading.Lock,
+    ) -> None:
         before = _identity(path)
         super().__init__(store_file.connect(path, wait), path)
         self._put_back = put_back
+        self._writing = writing
+        self._wait = wait
         self._identity = before if before == _identity(path) else None
         """Of the file that it is to; None if that can't be told."""
 
     def begin(self, wait: float) -> None:
         """Be as new, for a call that may wait so long for others. Raises StoreError."""
+        self._wait = wait
         store_file.require_safe(self.path)
         self.execute(f"PRAGMA busy_timeout = {int(wait * 1000)}")
         store_file.settle(self._connection, self.path)
+
+    @contextlib.contextmanager
+    def transaction(self) -> Iterator[None]:
+        """The same, in turn with the process's other threads: SQLite would sleep and try again."""
+        if not self._writing.acquire(timeout=self._wait):
+            raise StoreError(f"store {self.path} is busy", "try again")
+        try:
+            with super().transaction():
+                yield
+        finally:
+            self._writing.release()
 
     def close(self) -> None:
         """Give it back."""

@@ -25,6 +25,7 @@ from vgpu_hook import sysfs
 from vgpu_hook.model import Holder
 
 ANONYMOUS = "anon_inode:[vfio-device]"
+VFIO = "vfio"
 GROUP_FOLDER = "/vfio/"
 CONTAINER = "/vfio/vfio"
 DELETED = " (deleted)"
@@ -41,7 +42,7 @@ def holders(proc: str, handles: tuple[str, ...]) -> tuple[Holder, ...]:
     for entry in sysfs.entries(proc):
         if not entry.isdecimal():
             continue
-        target = _held(os.path.join(proc, entry, "fd"), ends)
+        target = _held(f"{proc}/{entry}/fd", ends)
         if target is not None:
             command = sysfs.read_text(os.path.join(proc, entry, "comm")) or "?"
             found.append(Holder(int(entry), command, target))
@@ -55,10 +56,20 @@ def _ends(handle: str) -> tuple[str, str]:
 
 
 def _held(folder: str, ends: tuple[str, ...]) -> str | None:
-    """Return which handle is open among a process's that ends in one of the `ends`, if any."""
+    """Return which handle is open among a process's that ends in one of the `ends`, if any.
+
+    A host has a hundred thousand of them: one that can't matter costs little but the call.
+    """
     anonymous = told_apart = False
+    alone = tuple(end.removeprefix("\0") for end in ends if end.startswith("\0"))
     for number in sysfs.entries(folder):
-        target = sysfs.link_target(os.path.join(folder, number)) or ""
+        link = f"{folder}/{number}"
+        try:
+            target = os.readlink(link)
+        except OSError:
+            target = sysfs.link_target(link) or ""
+        if VFIO not in target and not target.startswith(alone):
+            continue
         path = target.removesuffix(DELETED)
         if f"\0{path}".endswith(ends):
             return target

@@ -43,7 +43,7 @@ REPEATS = 10
 IDLE_SECONDS = 60
 
 NOOP = "#!/bin/sh\ncat >/dev/null\n"
-PLAIN = Path(__file__).with_name("data") / "plain-domain.xml"
+PLAIN = Path(__file__).parents[1] / "data" / "plain-domain.xml"
 
 
 def seconds(hook: str, operation: str, xml: Path) -> float:
