@@ -1,26 +1,20 @@
-"""Figures, not tests: `make bench`.
-
-What hooks/qemu costs a VM that asks for no vGPU; what a reconcile costs on a large host; what the
-daemon takes while nothing happens.
-
-The hook is run in turn with a no-op one that only reads its stdin, with the same real domain XML,
-as whole processes. Prints the median and the spread of RUNS pairs, and the median of the ratio pair
-by pair, which holds when the machine's speed drifts.
-"""
+"""A large host: a reconcile, the choice of a VF; and the daemon while nothing happens."""
 
 from __future__ import annotations
 
 import os
-import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
+from tests.bench.figures import RUNS, Figure, spread
+from tests.bench.plain import PLAIN
 from tests.domains import device_of, uuid_of
 from tests.libvirt.server import LibvirtServer
-from tests.product import HOOK, Product
+from tests.product import Product
 from tests.simhost import SimHost
 from tests.simhost.plaintree import plain_tree
 from vgpu_hook import config, domain, store_file
@@ -36,47 +30,16 @@ from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.sysfs import Roots
 
-RUNS = 30
-REPEATS = 10
-"""Calls that make up one timed run: a single one takes a millisecond."""
-
 IDLE_SECONDS = 60
 
-NOOP = "#!/bin/sh\ncat >/dev/null\n"
-PLAIN = Path(__file__).parents[1] / "data" / "plain-domain.xml"
+
+def figures() -> Iterator[Figure]:
+    yield _reconcile()
+    yield _choosing()
+    yield _idle_daemon()
 
 
-def seconds(hook: str, operation: str, xml: Path) -> float:
-    """Time REPEATS calls of a hook, process start and end included; return one's seconds."""
-    actions = [
-        (os.POSIX_SPAWN_OPEN, 0, str(xml), os.O_RDONLY, 0),
-        (os.POSIX_SPAWN_OPEN, 1, os.devnull, os.O_WRONLY, 0),
-    ]
-    environment = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
-    arguments = [hook, "plain", operation, "begin", "-"]
-    begin = time.perf_counter()
-    for _ in range(REPEATS):
-        pid = os.posix_spawn(hook, arguments, environment, file_actions=actions)
-        _, status = os.waitpid(pid, 0)
-        assert status == 0
-    return (time.perf_counter() - begin) / REPEATS
-
-
-def compare(operation: str, noop: str, xml: Path) -> None:
-    pairs = [
-        (seconds(str(HOOK), operation, xml), seconds(noop, operation, xml)) for _ in range(RUNS)
-    ]
-    for label, values in (("hooks/qemu", [p[0] for p in pairs]), ("no-op", [p[1] for p in pairs])):
-        ms = [1000 * value for value in values]
-        print(
-            f" {operation:9} {label:11} median {statistics.median(ms):6.2f} ms"
-            f"   min {min(ms):6.2f}   max {max(ms):6.2f}"
-        )
-    ratio = statistics.median(ours / theirs for ours, theirs in pairs)
-    print(f" {operation:9} ratio, median of {RUNS} pairs: {ratio:.2f}\n")
-
-
-def reconcile() -> None:
+def _reconcile() -> Figure:
     """Time a reconcile of 1,000 stopped domains and 512 devices of 512 running ones."""
     with SimHost.start("many") as sim, tempfile.TemporaryDirectory() as folder:
         product = Product(sim, Path(folder))
@@ -108,11 +71,11 @@ def reconcile() -> None:
             findings = Reconciler(store, lifecycle, lambda: domains, lambda _: None).run()
             times.append(1000 * (time.perf_counter() - begin))
             assert findings == []
-        spread = f"median {statistics.median(times):.0f} ms   max {max(times):.0f}"
-        print(f" reconcile: 1,000 stopped domains, 512 devices in use (simulated): {spread}")
+    what = "reconcile of 1,000 stopped domains and 512 devices in use (simulated host)"
+    return Figure(what, spread(times))
 
 
-def choosing() -> None:
+def _choosing() -> Figure:
     """Time the choice of a VF among 16 GPUs x 32 VFs x 30 types; count the files that it reads."""
     opened: list[str] = []
 
@@ -145,14 +108,13 @@ def choosing() -> None:
         counting = False
         assert len(found) == 16 * 32
         most = max(Counter(opened).values())
-        print(
-            f" choosing among 16 GPUs x 32 VFs x 30 types (plain tree): median"
-            f" {statistics.median(times):.0f} ms   max {max(times):.0f};"
-            f" {len(opened)} files read, each at most {most} times"
-        )
+    what = "choice of a VF among 16 GPUs of 32 VFs and 30 types (plain tree)"
+    return Figure(
+        what, spread(times), note=f"{len(opened)} files read, each at most {most} times a pass"
+    )
 
 
-def idle_daemon() -> None:
+def _idle_daemon() -> Figure:
     """Measure the daemon's CPU and memory while nothing happens, with a libvirtd."""
     with (
         SimHost.start("mtty") as sim,
@@ -168,29 +130,11 @@ def idle_daemon() -> None:
             time.sleep(IDLE_SECONDS)
             after = stat.read_text().split()
             ticks = sum(int(after[n]) - int(before[n]) for n in (13, 14))
-            cpu = 100 * ticks / os.sysconf("SC_CLK_TCK") / IDLE_SECONDS
             status = Path(f"/proc/{process.pid}/status").read_text()
             memory = int(status.split("VmRSS:")[1].split()[0]) / 1024
-            print(f" vgpu-hookd idle for {IDLE_SECONDS} s: {cpu:.2f} % of a core, {memory:.0f} MB")
         finally:
             process.terminate()
             process.wait()
-
-
-def main() -> int:
-    size = PLAIN.stat().st_size
-    print(f"a domain without a request ({size} bytes of XML), {RUNS} pairs of {REPEATS} calls\n")
-    with tempfile.TemporaryDirectory() as folder:
-        noop = Path(folder) / "noop"
-        noop.write_text(NOOP)
-        noop.chmod(0o755)
-        for operation in ("prepare", "start", "stopped"):
-            compare(operation, str(noop), PLAIN)
-    reconcile()
-    choosing()
-    idle_daemon()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    what = f"CPU time of vgpu-hookd in {IDLE_SECONDS} s of nothing"
+    used = 1000 * ticks / os.sysconf("SC_CLK_TCK")
+    return Figure(what, spread([used]), note=f"{memory:.0f} MB")
