@@ -4,7 +4,7 @@ PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
-.PHONY: help demo test check lint unit simulated proof libvirt testhost simhost soak fuzz mutations bench deb setup clean
+.PHONY: help demo test check lint unit quick simulated proof libvirt testhost simhost soak fuzz mutations bench rules deb setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,9 +12,9 @@ help:  ## Show this list
 demo: setup  ## Show the main job on a real kernel, in a VM
 	$(PYTHON) -m tests.testbed.demo
 
-test: check proof libvirt testhost  ## Everything that CI runs
+test: lint unit simulated proof libvirt testhost  ## Everything that CI runs
 
-check: lint unit simulated  ## The fast part: lint, types, unit tests, simulated host
+check: lint unit quick  ## The fast part: lint, types, unit tests, the simulated host's first ones
 
 lint: setup
 	$(PYTHON) -m ruff check .
@@ -27,6 +27,10 @@ unit: setup
 	@echo "again with the newest libraries of PyPI (pydantic 2):"
 	.venv2/bin/python -m pytest -p no:cacheprovider tests/unit/test_config.py \
 		tests/unit/test_domain.py tests/unit/test_placement.py
+
+QUICK := test_start_stop test_vendor_vfio test_arrivals test_gpu_states
+quick: setup
+	$(PYTEST) --numprocesses 2 --dist loadfile $(QUICK:%=tests/simulated/%.py)
 
 simulated: setup
 	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated
@@ -57,6 +61,9 @@ mutations: setup  ## Break each rule in a copy, and see that a test notices
 
 bench: setup  ## Figures: what the hook costs (medians and spread)
 	$(PYTHON) -m tests.bench
+
+rules: setup  ## Write the tests of each rule into docs/rules.md
+	$(PYTHON) -m tests.rules_table
 
 deb: setup  ## Build the Debian package into dist/
 	mkdir -p dist

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from typing import Any
 
 from vgpu_hook import (
@@ -22,7 +23,16 @@ from vgpu_hook.deletion import Deletion
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.lint import check as check_hostdevs
-from vgpu_hook.model import Domain, Hostdev, Parent, VgpuError, VgpuRequest, one_line, shell_word
+from vgpu_hook.model import (
+    Assignment,
+    Domain,
+    Hostdev,
+    Parent,
+    VgpuError,
+    VgpuRequest,
+    one_line,
+    shell_word,
+)
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.request import check_request
@@ -44,6 +54,7 @@ def attach(arguments: argparse.Namespace) -> int:
     planner = context.planner(settings, opened, parents)
     planner.require_offer(request)
     hostdevs: list[Hostdev] = []
+    plugged = True
 
     def change(text: bytes) -> bytes:
         hostdev = _hostdev(planner, domain.parse(text), request)
@@ -56,7 +67,7 @@ def attach(arguments: argparse.Namespace) -> int:
         subject = domain.parse(libvirt.definition(found))
         hostdev = _hostdev(planner, subject, request)
         try:
-            hotplug.plug(
+            plugged = hotplug.plug(
                 libvirt,
                 found,
                 opened,
@@ -73,8 +84,11 @@ def attach(arguments: argparse.Namespace) -> int:
         _record(libvirt, found, opened)
     _note_capacity(request, parents)
     _note_version(libvirt, hostdevs)
-    later = not arguments.live and libvirt.is_active(found)
-    when = " It gets it at its next start." if later else ""
+    when = ""
+    if not arguments.live and libvirt.is_active(found):
+        when = " It gets it at its next start."
+    elif not plugged:
+        when = " It runs with it already; if it is being detached, it still loses it."
     print(
         f"vGPU {request.profile!r} attached to domain {found.name()!r}, slot {request.slot}.{when}"
     )
@@ -86,48 +100,39 @@ def detach(arguments: argparse.Namespace) -> int:
     settings = config.load()
     libvirt = Libvirt(arguments.connect)
     found = libvirt.find(arguments.domain)
-    records = context.existing_store(settings)
-    slots: list[str] = []
+    slot = _slot_to_detach(libvirt, found, arguments)
     kept: list[str] = []
+    left: list[Assignment] | None = []
+    records: Store | None
+    if arguments.live:
+        records = opened = context.store(settings)
+        lifecycle_for = partial(context.lifecycle, settings, opened, "detach")
+        left = hotplug.unplug(libvirt, found, opened, lifecycle_for, slot)
+        when = "" if left is not None else " It goes when the guest lets go of it."
+    else:
+        records = context.existing_store(settings)
+        when = " It keeps it until it stops." if libvirt.is_active(found) else ""
 
     def change(text: bytes) -> bytes:
         subject = domain.parse(text)
-        slots[:] = [arguments.slot] if arguments.slot is not None else _only_slot(subject)
-        if slots[0] not in [*_slots(subject), *_recorded(subject, records)]:
-            if arguments.live:  # it was in what runs alone
-                return text
-            raise VgpuError(
-                f"domain {subject.name!r} has no vGPU in slot {slots[0]!r}"
-                f" (it has: {', '.join(_slots(subject)) or 'none'})"
-            )
-        kept[:] = [slot for slot in _slots(subject) if slot != slots[0]]
-        return domain.detach(text, slots[0])
-
-    if arguments.live:
-        slots[:] = [arguments.slot or _only_slot(hotplug.live(libvirt, found))[0]]
-        opened = records = context.store(settings)
-        arguments.slot = slots[0]
-        gone = hotplug.unplug(
-            libvirt,
-            found,
-            opened,
-            lambda: context.lifecycle(settings, opened, "detach"),
-            slots[0],
+        there = _slots(subject)
+        kept[:] = [other for other in there if other != slot]
+        if slot in [*there, *_recorded(subject, records)]:
+            return domain.detach(text, slot)
+        if arguments.live:  # it was in what runs alone
+            return text
+        raise VgpuError(
+            f"domain {subject.name!r} has no vGPU in slot {slot!r}"
+            f" (it has: {', '.join(there) or 'none'})"
         )
-    else:
-        gone = not libvirt.is_active(found)
+
     if not arguments.live or libvirt.call(found, found.isPersistent):
         libvirt.edit(found, change)
         if records is not None:
             records.devices.keep_reservations(found.UUIDString(), kept)
             _record(libvirt, found, records)
-    when = (
-        " It goes when the guest lets go of it."
-        if arguments.live
-        else " It keeps it until it stops."
-    )
-    print(f"vGPU detached from domain {found.name()!r}, slot {slots[0]}.{'' if gone else when}")
-    return 0
+    print(f"vGPU detached from domain {found.name()!r}, slot {slot}.{when}")
+    return _tell_retained(left or [])
 
 
 def render(arguments: argparse.Namespace) -> int:
@@ -167,10 +172,8 @@ def release(arguments: argparse.Namespace) -> int:
     left = []
     for uuid in {row.domain_uuid for row in rows}:
         left += lifecycle.release_all(uuid, frozenset(row.generation for row in rows))
-    for row in left:
-        print(f"error: vGPU {row.device} is retained: {one_line(row.reason)}", file=sys.stderr)
     print(f"Released {len(rows) - len(left)} of {len(rows)} vGPUs of domain {arguments.domain!r}.")
-    return 1 if left else 0
+    return _tell_retained(left)
 
 
 def reconcile(arguments: argparse.Namespace) -> int:
@@ -306,10 +309,28 @@ def _recorded(subject: Domain, records: Store | None) -> list[str]:
     return [r.slot for r in records.domains.requests(subject.uuid)] if records is not None else []
 
 
-def _only_slot(subject: Domain) -> list[str]:
+def _tell_retained(rows: list[Assignment]) -> int:
+    """Say what could not be released; return the exit status."""
+    for row in rows:
+        print(f"error: vGPU {row.device} is retained: {one_line(row.reason)}", file=sys.stderr)
+    return 1 if rows else 0
+
+
+def _slot_to_detach(libvirt: Libvirt, found: Any, arguments: argparse.Namespace) -> str:
+    """Return the slot that is named; else the only one of what runs, or of the definition."""
+    if arguments.slot is not None:
+        return str(arguments.slot)
+    if arguments.live:
+        subject = hotplug.live(libvirt, found)
+        if _slots(subject):
+            return _only_slot(subject)
+    return _only_slot(domain.parse(libvirt.definition(found)))
+
+
+def _only_slot(subject: Domain) -> str:
     slots = _slots(subject)
     if len(slots) == 1:
-        return slots
+        return slots[0]
     if not slots:
         raise VgpuError(f"domain {subject.name!r} has no vGPU", "run: vgpu-hook status")
     name = shell_word(subject.name)

@@ -169,9 +169,16 @@ def process() -> NoReturn:
     libvirt's loop is still there, and a callback of it that comes after the interpreter's end is
     a crash (CPython 3.11, PyGILState_Ensure in Python/pystate.c).
     """
-    status = main()
-    sys.stderr.flush()
-    os._exit(status)
+    status = 1
+    try:
+        status = main()
+    except BaseException as error:  # noqa: BLE001 - entry point of the process
+        cause = f"{type(error).__name__}: {error}"
+        print(f"error: internal error: {cause}", file=sys.stderr)
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            sys.stderr.flush()
+        os._exit(status)
 
 
 if __name__ == "__main__":

@@ -17,14 +17,17 @@ from vgpu_hook.libvirtd import Libvirt
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.model import (
     ALIAS_PREFIX,
+    ASSIGNED,
     NAMESPACE,
+    RETAINED,
+    Assignment,
     Domain,
     Hostdev,
     VgpuError,
     VgpuRequest,
     shell_word,
 )
-from vgpu_hook.store import Store
+from vgpu_hook.store import YOUNG, Store, is_young
 
 UNPLUG_WAIT = 20.0
 """Seconds that a guest is given to let go of the device."""
@@ -37,14 +40,18 @@ def plug(
     lifecycle_for: Callable[[], Lifecycle],
     request: VgpuRequest,
     hostdev: Hostdev,
-) -> None:
+) -> bool:
     """Make the vGPU and put it into the running domain; give it back if that fails.
 
-    What a command that was killed has got done stays as it is.
+    False if it has it already: a command that was killed got that far.
     """
     subject = live(libvirt_, found)
-    if _has(subject, request, store):
-        return
+    rows = [row for row in store.of_domain(subject.uuid) if row.slot == request.slot]
+    if subject.hostdev(request.slot) is not None:
+        if _has(subject, request, rows):
+            return False
+    elif any(row.state != RETAINED for row in rows):
+        raise _under_way(subject, request.slot)
     row = lifecycle_for().take(subject, request, hostdev)
     xml = domain.hostdev_xml(request, hostdev).decode()
     flags = libvirt.VIR_DOMAIN_AFFECT_LIVE
@@ -54,14 +61,26 @@ def plug(
         # With a deadline of its own: libvirt may have taken long to refuse.
         lifecycle_for().release_all(subject.uuid, frozenset([row.generation]))
         raise
+    return True
 
 
-def _has(subject: Domain, request: VgpuRequest, store: Store) -> bool:
-    """Tell whether the running domain has, and is on record with, just what is asked for."""
+def _has(subject: Domain, request: VgpuRequest, rows: list[Assignment]) -> bool:
+    """Tell whether the running domain has what is asked for, and is on record with it.
+
+    Before its metadata says what it has, only the profile can be compared.
+    """
     there = subject.hostdev(request.slot)
-    return there is not None and any(
-        (row.slot, row.device, row.profile) == (request.slot, there.address, request.profile)
-        for row in store.of_domain(subject.uuid)
+    noted = next((r for r in subject.request if r.slot == request.slot), request)
+    mine = (ASSIGNED, there and there.address, request.profile)
+    return noted == request and any((r.state, r.device, r.profile) == mine for r in rows)
+
+
+def _under_way(subject: Domain, slot: str) -> VgpuError:
+    """Return the error for a slot whose record is there and whose vGPU is not in the domain."""
+    return VgpuError(
+        f"domain {subject.name!r} is on record with a vGPU in slot {slot!r} that it does not run"
+        " with: it is being plugged in or out, or a command that did so was killed",
+        f"if none is at work: wait for {YOUNG / 60:.0f} minutes, then run: vgpu-hook reconcile",
     )
 
 
@@ -71,29 +90,32 @@ def unplug(
     store: Store,
     lifecycle_for: Callable[[], Lifecycle],
     slot: str,
-) -> bool:
-    """Ask the guest to let go of the vGPU, and release it; False if it has not let go yet.
+) -> list[Assignment] | None:
+    """Ask the guest to let go of the vGPU, and release it; None if it has not let go yet.
 
-    The daemon then releases it when it does. Only what is on record now is released (R12). If it
-    has let go already, what a command that was killed has left is done.
+    The daemon then releases it when it does. Returns what had to be retained. Only what is on
+    record now is released (R12). If the domain runs without it, what a command that was killed has
+    left is done.
     """
     subject = live(libvirt_, found)
-    generations = store.generations(subject.uuid, slot)
+    rows = [row for row in store.of_domain(subject.uuid) if row.slot == slot]
     if subject.hostdev(slot) is not None:
         libvirt_.call(found, found.detachDeviceAlias, ALIAS_PREFIX + slot, 0)
-    elif not generations and not _asks(libvirt_, found, slot):
+        end = time.monotonic() + UNPLUG_WAIT
+        while live(libvirt_, found).hostdev(slot) is not None:
+            if time.monotonic() > end:
+                return None
+            time.sleep(0.2)
+    elif any(row.state != RETAINED and is_young(row) for row in rows):
+        raise _under_way(subject, slot)
+    elif not rows and not _asks(libvirt_, found, slot):
         raise VgpuError(
             f"domain {subject.name!r} runs without a vGPU in slot {slot!r}",
             f"run: vgpu-hook explain {shell_word(subject.name)}",
         )
-    end = time.monotonic() + UNPLUG_WAIT
-    while live(libvirt_, found).hostdev(slot) is not None:
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.2)
-    lifecycle_for().release_all(subject.uuid, generations)
+    left = lifecycle_for().release_all(subject.uuid, frozenset(row.generation for row in rows))
     note_request(libvirt_, found, slot, None)
-    return True
+    return left
 
 
 def _asks(libvirt_: Libvirt, found: Any, slot: str) -> bool:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from vgpu_hook import guard
-from vgpu_hook.database import seconds_since
 from vgpu_hook.libvirtd import Known
 from vgpu_hook.lifecycle import Lifecycle
 from vgpu_hook.model import (
@@ -25,13 +24,9 @@ from vgpu_hook.model import (
     VgpuRequest,
     derive_device_uuid,
 )
-from vgpu_hook.store import Store
+from vgpu_hook.store import Store, is_young
 
 Domains = Mapping[str, Known]
-
-YOUNG = 300.0
-"""Seconds for which a record of a running domain is left alone: its device may be on its way into
-or out of it (hot-plug). Longer than a hook's deadline and libvirt's own waits together."""
 
 LOCK_WAIT = 0.5
 """Seconds. Who holds a domain's lock is at work on it: there is another pass."""
@@ -110,7 +105,7 @@ class Reconciler:
 
     def _was_unplugged(self, row: Assignment) -> bool:
         """Tell of a running domain's vGPU that it no longer has: the event was missed."""
-        if not seconds_since(row.changed) - YOUNG >= 0:
+        if is_young(row):
             return False
         live = self._live(row.domain_uuid)
         return live is not None and row.device not in {h.address for h in live.hostdevs}

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from vgpu_hook.database import Database, now
+from vgpu_hook.database import Database, now, seconds_since
 from vgpu_hook.model import (
     ASSIGNED,
     CREATING,
@@ -33,7 +33,19 @@ from vgpu_hook.store_domains import DomainRecords
 HISTORY_KEPT = 50_000
 INTENT = "intent to create"
 
+YOUNG = 300.0
+"""Seconds for which the record of a running domain's vGPU may be of one that is on its way into or
+out of it (hot-plug). Longer than a hook's deadline and libvirt's own waits together."""
+
 _COLUMNS = ", ".join(Assignment._fields)
+
+
+def is_young(row: Assignment) -> bool:
+    """Tell whether the record has changed so lately that a hot-plug may be under way.
+
+    Also if the clock went back.
+    """
+    return not seconds_since(row.changed) - YOUNG >= 0
 
 
 class HistoryEntry(NamedTuple):

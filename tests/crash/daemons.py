@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 from contextlib import closing
 
 from tests.crash.callers import Daemons, group_is_over
 from tests.crash.scenarios import NAME, NEXT_EVERY, SCENARIOS, Scenario, figure, libvirt_goes_on
 from tests.crash.shim import FILES, KILL_ALL
 from tests.crash.world import World
-from tests.product import Answer
+from tests.product import PATIENCE, Answer
+from vgpu_hook import client
+from vgpu_hook.bounded import Deadline
 
 FEWEST = 20
 """Points that any call has: fewer mean that nothing is counted."""
+
+
+FEWEST_OF_A_START = 6
 
 
 def served(
@@ -59,22 +65,29 @@ def _each_point(world: World, daemons: Daemons, scenario: Scenario) -> str:
 
 
 def starts_again(world: World) -> str:
-    """Kill the daemon at each point of its start: the next one serves. Return the figures."""
-    scenario = SCENARIOS["served start"]
+    """Kill the daemon at each point of its very first start: the next one serves.
+
+    Return the figures.
+    """
+    runtime, xml = world.product.runtime, world.kind.xml(NAME)
     with closing(Daemons(world.product, world.shim)) as daemons:
         for point in itertools.count(1):
-            scenario.begin(world)
+            world.reset()
+            shutil.rmtree(runtime, ignore_errors=True)
             world.shim.order(point, KILL_ALL, scope=FILES)
             with daemons.running(killed=True):
                 reached = world.shim.count
             world.shim.order(scope=0)
             with daemons.running():
-                answer = world.product.hook(NAME, scenario.operation, scenario.xml(world))
-                is_done_once(world, scenario, answer)
+                for operation in ("prepare", "stopped"):
+                    words = (NAME, operation, "begin", "-")
+                    answer = client.ask(str(runtime), words, xml, Deadline(PATIENCE))
+                    assert answer == (0, "", b""), f"after {point}: {answer}"
+            world.is_clean(NAME)
             if reached < point:
                 break
-    assert point > 1, "nothing was counted"
-    start = scenario._replace(name="start of vgpu-hookd")
+    assert point > FEWEST_OF_A_START, "it was not counted"
+    start = SCENARIOS["served start"]._replace(name="first start of vgpu-hookd")
     return figure(world, start, point - 1, {"whole tree": KILL_ALL})
 
 

@@ -31,13 +31,17 @@ class Edit(NamedTuple):
     """What it may say when it is given again and had been done."""
 
 
+TAKEN = "is on record with a vGPU in slot '0' that it does not run with"
+
 ATTACH = ["attach", "--profile", "mtty-1", "--slot", "0", NAME]
 DETACH = ["detach", "--slot", "0", NAME]
 EDITS = {
     "attach": Edit(ATTACH, has=False, runs=False),
-    "attach --live": Edit([*ATTACH, "--live"], has=False, runs=True, done=("has a vGPU",)),
+    "attach --live": Edit([*ATTACH, "--live"], has=False, runs=True, done=(TAKEN,)),
     "detach": Edit(DETACH, has=True, runs=False, done=("has no vGPU in slot '0'",)),
-    "detach --live": Edit([*DETACH, "--live"], has=True, runs=True, done=("runs without a vGPU",)),
+    "detach --live": Edit(
+        [*DETACH, "--live"], has=True, runs=True, done=(TAKEN, "runs without a vGPU")
+    ),
     "delete": Edit(["delete", NAME], has=True, runs=True, done=("no domain 'a'",)),
 }
 

@@ -268,3 +268,33 @@ def test_xml_that_was_cut_off_on_its_way_is_no_xml_without_a_request(
     assert cut(["a", "prepare", "begin", "-"]) == (1, "", reason)
     assert cut(["a", "stopped", "end", "-"]) == (0, "", "")
     assert product.rows() == []
+
+
+@pytest.mark.parametrize(
+    ("damage", "hint"),
+    [
+        (b"\0" * 100, "reinstall the package vgpu-hook"),
+        (b"def serve(:", "reinstall the package vgpu-hook"),
+        (b"serve = missing", "reinstall the package vgpu-hook"),
+        (b"raise MemoryError", "try again"),
+        (b"raise OSError(24, 'Too many open files')", "try again"),
+    ],
+    ids=repr,
+)
+def test_a_broken_installation_and_a_want_of_resources_are_told_apart(
+    product: Product, tmp_path: Path, damage: bytes, hint: str
+) -> None:
+    package = tmp_path / "vgpu_hook"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "hook.py").write_bytes(damage)
+    python = tmp_path / "python"
+    python.write_text(
+        f'#!/bin/sh\n[ "$1" = -I ] && shift\nPYTHONPATH={tmp_path} exec {sys.executable} "$@"\n'
+    )
+    python.chmod(0o755)
+    answer = product.hook_argv(["a", "prepare", "begin", "-"], A, VGPU_HOOK_PYTHON=str(python))
+    assert answer.status == 1
+    assert answer.err.startswith("vgpu-hook: ")
+    assert answer.err.endswith(f"; {hint}\n")
+    assert len(answer.err.splitlines()) == 1

@@ -2,29 +2,7 @@
 
 from __future__ import annotations
 
-import ast
-import re
-from pathlib import Path
-
-TESTS = Path(__file__).resolve().parents[1]
-RULES = TESTS.parent / "docs" / "rules.md"
-NUMBERED = re.compile(r"test_((?:[ri]\d+_)+)")
-
-
-def numbered_tests() -> dict[str, set[str]]:
-    """Return, for each R1 or I1, the tests whose names carry it."""
-    found: dict[str, set[str]] = {}
-    for file in TESTS.rglob("test_*.py"):
-        for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.FunctionDef) and (match := NUMBERED.match(node.name)):
-                for rule in match[1].strip("_").upper().split("_"):
-                    found.setdefault(rule, set()).add(node.name)
-    return found
-
-
-def rows() -> dict[str, set[str]]:
-    table = re.findall(r"^\| ([RI]\d+) \| (.*) \| (.*) \|$", RULES.read_text(), re.MULTILINE)
-    return {rule: set(re.findall(r"`(test_\w+)`", tests)) for rule, _, tests in table}
+from tests.rules_table import numbered_tests, rows
 
 
 def test_every_rule_is_in_the_table() -> None:
@@ -35,4 +13,4 @@ def test_every_rule_is_in_the_table() -> None:
 def test_the_table_names_the_tests_that_exist() -> None:
     found = numbered_tests()
     for rule, tests in rows().items():
-        assert tests == found.get(rule, set()), rule
+        assert tests == found.get(rule, set()), f"{rule}; run: make rules"
