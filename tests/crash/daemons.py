@@ -6,13 +6,12 @@ import itertools
 import shutil
 from contextlib import closing
 
+from tests.asking import ask
 from tests.crash.callers import Daemons, group_is_over
 from tests.crash.scenarios import NAME, NEXT_EVERY, SCENARIOS, Scenario, figure, libvirt_goes_on
 from tests.crash.shim import FILES, KILL_ALL
 from tests.crash.world import World
 from tests.product import PATIENCE, Answer
-from vgpu_hook import client
-from vgpu_hook.bounded import Deadline
 
 FEWEST = 20
 """Points that any call has: fewer mean that nothing is counted."""
@@ -81,7 +80,7 @@ def starts_again(world: World) -> str:
             with daemons.running():
                 for operation in ("prepare", "stopped"):
                     words = (NAME, operation, "begin", "-")
-                    answer = client.ask(str(runtime), words, xml, Deadline(PATIENCE))
+                    answer = ask(runtime, words, xml, PATIENCE)
                     assert answer == (0, "", b""), f"after {point}: {answer}"
             world.is_clean(NAME)
             if reached < point:
