@@ -63,12 +63,13 @@ class Kept:
             found = os.stat(path)
         except OSError:
             return load()
-        state = (path, found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns)
+        times = (found.st_mtime_ns, found.st_ctime_ns)
+        state = (path, found.st_dev, found.st_ino, found.st_size, times)
         if self._known is not None and self._known[0] == state:
             return self._known[1]
         settings = load()
         # One that was written just now may be written again without looking any different.
-        if time.time() - found.st_mtime > SETTLED:
+        if time.time() - found.st_ctime > SETTLED:
             self._known = (state, settings)
         return settings
 

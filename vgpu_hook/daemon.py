@@ -2,8 +2,8 @@
 
 The hook works without it. Threads: the main one waits for signals, keeps the watchdog and the
 timer; one accepts hook calls (each then has its own); one runs libvirt's event loop; one worker
-handles events and reconciles, and is the only one that calls libvirt. Settings are read anew
-for each call and event, so a reload needs nothing but a look at whether they are right.
+handles events and reconciles, and is the only one that calls libvirt. Settings are read anew when
+their file is another one, so a reload needs nothing but a look at whether they are right.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from vgpu_hook.listener import Listener
 from vgpu_hook.locks import daemon_lock
 from vgpu_hook.log import Log
 from vgpu_hook.model import VgpuError
-from vgpu_hook.operations import Means
+from vgpu_hook.operations import Means, directly
 from vgpu_hook.stores import Stores
 from vgpu_hook.workers import Workers
 
@@ -54,11 +54,12 @@ class Daemon:
         self._log = events_log
         self._source = Source(settings.uri, events_log)
         self._busy_since: float | None = None
+        self._stores = Stores()
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
         rebalance = partial(self._source.ask, events.REBALANCE)
-        means = Means(config.Kept().load, Stores().open, Workers().run)
+        means = Means(config.Kept().load, self._stores.open, Workers().run, directly)
         listening = server.Server(server.listen(self._settings.runtime), means, rebalance)
         accepting = threading.Thread(target=listening.run, name="server", daemon=True)
         worker = threading.Thread(
@@ -74,6 +75,7 @@ class Daemon:
         self._source.stop()
         done = listening.stop(end.remaining())
         worker.join(end.remaining())
+        self._stores.end()
         if not done or worker.is_alive():
             self._log.event("unfinished", "stopped before everything was done", level="warning")
         return 0
@@ -115,6 +117,8 @@ class Daemon:
         try:
             with self._listener() as listener:
                 listener.handle(libvirt, event)
+            if event.kind == events.RECONCILE:
+                self._stores.tidy()
         except VgpuError as error:
             self._log.event("event-failed", f"{event.kind}: {error}", level="error")
         except Exception as error:  # noqa: BLE001 - entry point of the worker

@@ -20,13 +20,6 @@ from vgpu_hook.protocol import Answer
 REFUSED = 10
 """hooks/qemu turns it into 1. Python's own failures exit with other numbers."""
 
-LATE = 4
-"""What hooks/qemu says if the daemon has the call, and has not answered in time."""
-
-MUTE = 5
-MUTE_SECONDS = 2.0
-"""And if it has waited so long for a daemon that did not greet."""
-
 START = "prepare"
 STOPS = ("stopped", "release")
 RESTORE = "restore"
@@ -34,13 +27,17 @@ ARRIVALS = (RESTORE, "migrate")
 """What they print is the XML that libvirt goes on with (facts A6)."""
 
 
-def serve(arguments: list[str], xml: bytes, asked: int = 0) -> Answer:
-    """Return the answer to one call of the hook; `asked` is what became of asking the daemon."""
+def serve(arguments: list[str], xml: bytes, begun: float = 0.0, *, late: bool = False) -> Answer:
+    """Return the answer to one call of the hook.
+
+    `begun`: when libvirt called, in seconds of CLOCK_BOOTTIME; 0 if that is not known. `late`: the
+    daemon has the call, and has not answered in time.
+    """
     operation = operation_of(tuple(arguments))
     if operation not in (START, *STOPS, *ARRIVALS):
         return Answer(0)
     if is_ours(xml):
-        return _answer(tuple(arguments), xml, asked)
+        return _answer(tuple(arguments), xml, begun, late=late)
     if operation != RESTORE:
         return Answer(0)
     from vgpu_hook import operations
@@ -53,8 +50,7 @@ def operation_of(arguments: tuple[str, ...]) -> str:
     return arguments[1] if len(arguments) > 1 else ""
 
 
-def _answer(arguments: tuple[str, ...], xml: bytes, asked: int) -> Answer:
-    begun = time.monotonic()
+def _answer(arguments: tuple[str, ...], xml: bytes, begun: float, *, late: bool) -> Answer:
     settings = config.Settings()
     with contextlib.suppress(
         ConfigError
@@ -62,11 +58,11 @@ def _answer(arguments: tuple[str, ...], xml: bytes, asked: int) -> Answer:
         settings = config.load()
     from vgpu_hook import operations
 
-    if asked == LATE:
+    if late:
         name = arguments[0][:255]
         text = f"vgpu-hookd has not answered within {settings.hook_deadline:.3g} s"
         hint = "see: journalctl -u vgpu-hookd"
         operation = operation_of(arguments)
         return operations.failure(operation, name, f"domain {name!r}: {text}; {hint}", xml)
-    spent = time.monotonic() - begun + (MUTE_SECONDS if asked == MUTE else 0)
+    spent = max(time.clock_gettime(time.CLOCK_BOOTTIME) - begun, 0.0) if begun else 0.0
     return operations.in_child(arguments, xml, spent, settings.hook_deadline)

@@ -42,6 +42,13 @@ class Means(NamedTuple):
     load: Callable[[], Settings] = config.load
     open_store: Callable[..., Store | None] = store_file.open_store
     run: Callable[..., Any] = bounded.run
+    read: Callable[..., Any] = bounded.run
+    """Does what asks the store: in a child, but not of a process that keeps it open (stores.py)."""
+
+
+def directly(call: Callable[..., T], *args: Any, **limits: Any) -> T:
+    """Return `call(*args)`, done here and now."""
+    return call(*args)
 
 
 DO_ALL_ANEW = Means()
@@ -62,7 +69,7 @@ def answer(
     xml: bytes,
     run: Run,
     seconds: float,
-    load: Callable[[], Settings] = config.load,
+    means: Means = DO_ALL_ANEW,
 ) -> Answer:
     """Return the answer to a call, which `run` does; its XML is to be read in `seconds`.
 
@@ -75,7 +82,7 @@ def answer(
     plain = arguments[0][: domain.LONGEST_NAME]
     name = repr(plain)
     try:
-        return Answer(0, "", _serve(operation, _parsed(xml, seconds), xml, run, load))
+        return Answer(0, "", _serve(operation, _parsed(xml, seconds), xml, run, means))
     except VgpuError as error:
         text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
@@ -130,7 +137,7 @@ def in_thread(
             raise DeadlineExceeded("the call came too late: its time was over")
         return work(operation, subject, text, settings, left * WORK_SHARE, means)
 
-    return answer(arguments, xml, run, seconds * WORK_SHARE, means.load)
+    return answer(arguments, xml, run, seconds * WORK_SHARE, means)
 
 
 def in_child(arguments: tuple[str, ...], xml: bytes, spent: float, seconds: float) -> Answer:
@@ -147,7 +154,7 @@ def restored_without_request(xml: bytes) -> Answer:
     except VgpuError:
         return Answer(0)
     try:
-        _refuse_older_image(subject)
+        _refuse_older_image(subject, DO_ALL_ANEW)
         return Answer(0)
     except Refused as error:
         return failure(RESTORE, subject.name, str(error), xml)
@@ -197,19 +204,17 @@ def _hook_deadline() -> float:
         return config.Settings().hook_deadline
 
 
-def _serve(
-    operation: str, subject: Domain, xml: bytes, run: Run, load: Callable[[], Settings]
-) -> bytes:
+def _serve(operation: str, subject: Domain, xml: bytes, run: Run, means: Means) -> bytes:
     ours = subject.request or subject.refused or any(h.slot for h in subject.hostdevs)
     if not ours:
         if operation == RESTORE:
-            _refuse_older_image(subject)
+            _refuse_older_image(subject, means)
         return b""  # R14: not ours, whatever state we are in
     if os.geteuid() != 0:  # who may not even read the configuration
         raise VgpuError(
             f"domain {subject.name!r} asks for a vGPU, which needs root", "use qemu:///system"
         )
-    return run(operation, subject, xml, load())
+    return run(operation, subject, xml, means.load())
 
 
 def _bounded_work(
@@ -242,25 +247,33 @@ def _bounded_work(
         raise
 
 
-def _refuse_older_image(subject: Domain) -> None:
+def _refuse_older_image(subject: Domain, means: Means) -> None:
     """Refuse an image without a vGPU if its domain asks for one by now: it would come back without.
 
     R14: for any other domain nothing is done, whatever state we are in.
     """
     try:
-        settings = config.load()
+        settings = means.load()
         deadline = Deadline(settings.hook_deadline / 4)
         doing = f"looking what domain {subject.name!r} asks for"
-        stands = bounded.run(_on_record, subject, settings, deadline=deadline, doing=doing)
+        asked = (_on_record, subject, settings, means.open_store)
+        stands = means.read(*asked, deadline=deadline, doing=doing)
     except Exception:  # noqa: BLE001 - R14: it may be none of our business
         return
     arrival.check_saved(subject, stands, None)
 
 
-def _on_record(subject: Domain, settings: Settings) -> tuple[VgpuRequest, ...]:
+def _on_record(
+    subject: Domain, settings: Settings, open_store: Callable[..., Store | None]
+) -> tuple[VgpuRequest, ...]:
     wait = settings.hook_deadline / 4
-    opened = store_file.open_store(settings.state, RESTORE, wait=wait, create=False)
-    return opened.domains.requests(subject.uuid) if opened is not None else ()
+    opened = open_store(settings.state, RESTORE, wait=wait, create=False)
+    if opened is None:
+        return ()
+    try:
+        return opened.domains.requests(subject.uuid)
+    finally:
+        opened.close()
 
 
 def _retain_unfinished(subject: Domain, settings: Settings, reason: str) -> None:

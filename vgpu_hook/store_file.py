@@ -200,6 +200,11 @@ def set_aside(state: str) -> str | None:
     target = f"{path}.set-aside-{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}"
     if os.path.lexists(target):
         raise StoreError(f"{target} exists already", "try again in a second")
+    with (
+        contextlib.suppress(StoreError, sqlite3.Error),
+        contextlib.closing(connect(path, 5)) as now,
+    ):
+        now.execute("PRAGMA wal_checkpoint(TRUNCATE)")  # so that nothing is in the log alone
     try:
         for suffix in ("-wal", "-shm", ""):  # never a log beside a store that it is not of
             with contextlib.suppress(FileNotFoundError):

@@ -2,6 +2,9 @@
 
 SQLite moves its log into the file whenever the last connection is closed: that, and the opening,
 is half of what a call costs (docs/performance.md).
+
+A child of a process that keeps a store open must not open it: it has SQLite's own records of the
+file, and not the file's handles.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 
 from vgpu_hook import store_file
+from vgpu_hook.bounded import Deadline
 from vgpu_hook.database import Database
 from vgpu_hook.model import StoreError
 from vgpu_hook.store import Store
@@ -44,22 +48,45 @@ class Stores:
 
     def _take(self, path: str) -> _Kept | None:
         with self._lock:
-            while self._idle:
-                kept = self._idle.pop()
-                if kept.path == path and kept.is_current():
-                    return kept
-                _abandoned.append(kept)
-        return None
+            for position, kept in enumerate(self._idle):
+                if kept.path == path:
+                    del self._idle[position]
+                    break
+            else:
+                return None
+        if kept.is_current():
+            return kept
+        _abandoned.append(kept)
+        return self._take(path)
 
     def _put_back(self, kept: _Kept) -> None:
         """Keep a connection for the next call, if it is one to the file that is there."""
-        current = kept.is_current()
+        if not kept.is_current():
+            _abandoned.append(kept)
+            return
         with self._lock:
-            if not current:
-                _abandoned.append(kept)
-            elif not kept.broken and len(self._idle) < SPARE:
+            keep = not kept.broken and len(self._idle) < SPARE
+            if keep:
                 self._idle.append(kept)
-            else:
+        if not keep:
+            kept.end()
+
+    def tidy(self) -> None:
+        """Have SQLite move its log into the files, so that they are whole without it."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for kept in idle:
+            if kept.is_current():
+                with contextlib.suppress(StoreError):
+                    kept.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+            self._put_back(kept)
+
+    def end(self) -> None:
+        """Close what is idle: the last one to a file moves its log into it."""
+        with self._lock:
+            idle, self._idle = self._idle, []
+        for kept in idle:
+            if kept.is_current():
                 kept.end()
 
 
@@ -91,9 +118,11 @@ class _Kept(Database):
     @contextlib.contextmanager
     def transaction(self) -> Iterator[None]:
         """The same, in turn with the process's other threads: SQLite would sleep and try again."""
+        end = Deadline(self._wait)
         if not self._writing.acquire(timeout=self._wait):
             raise StoreError(f"store {self.path} is busy", "try again")
         try:
+            self.execute(f"PRAGMA busy_timeout = {int(end.remaining() * 1000)}")
             with super().transaction():
                 yield
         finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -13,7 +14,9 @@ import pytest
 
 from tests.domains import domain_xml
 from tests.product import PATIENCE, Product
+from tests.simulated.arrivals import noted
 from tests.simulated.daemons import Daemon, only_client
+from tests.simulated.kinds import Kind
 from vgpu_hook import protocol
 
 A = domain_xml("a", {"0": "mtty-1"})
@@ -130,3 +133,108 @@ def test_names_and_xml_that_are_no_utf8_arrive_as_they_are(
     refused = product.hook_argv([odd, "prepare", "begin", "-"], A.replace(b"mtty-1", b"\xff"))
     assert refused.status == 1
     assert refused.err.startswith("vgpu-hook: ")
+
+
+LIKE_OPTIONS = [
+    "-c",
+    "-v",
+    "-vm1",
+    "-help",
+    "-w",
+    "-s",
+    "-l",
+    "-n",
+    "-i",
+    "-Mstrict",
+    "-",
+    "--",
+    "-0",
+]
+
+
+@pytest.mark.parametrize("name", [*LIKE_OPTIONS, "-eBEGIN{exit 0}", "-cluster"])
+def test_a_name_that_looks_like_an_option_is_a_name(served: Product, name: str) -> None:
+    """Perl would go on looking for its own after -e."""
+    xml = domain_xml(name, {"0": "mtty-1"})
+    assert served.hook(name, "prepare", xml) == (0, "", "")
+    assert served.rows("domain_name, state") == [(name, "assigned")]
+    refused = served.hook(name, "prepare", domain_xml(name, {"0": "no such"}))
+    assert refused.status == 1
+    assert repr(name) in refused.err
+    assert served.hook(name, "stopped", xml) == (0, "", "")
+    assert served.rows() == []
+
+
+def script(folder: Path, text: str) -> str:
+    path = folder / "perl"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.mark.parametrize("says", ["exit 0", "echo", "echo '<domain/>'", "echo no; exit 10"])
+def test_a_client_that_says_nothing_of_ours_is_not_believed(
+    product: Product, tmp_path: Path, says: str
+) -> None:
+    """Such as a Perl that prints its version, and ends well."""
+    perl = script(tmp_path, f"cat >/dev/null; {says}")
+    assert product.hook_argv(START, A, VGPU_HOOK_PERL=perl) == (0, "", "")
+    assert product.rows() == [("a", "0", "assigned")]
+
+
+def test_what_a_killed_client_had_asked_for_is_not_done_twice(
+    product: Product, tmp_path: Path
+) -> None:
+    """The daemon may have the call, and be at it."""
+    perl = script(tmp_path, "cat >/dev/null; kill -9 $$")
+    answer = product.hook_argv(START, A, VGPU_HOOK_PERL=perl)
+    assert answer.status == 1
+    assert "vgpu-hookd has not answered" in answer.err
+    assert product.rows() == []
+
+
+def test_i3_the_time_that_a_daemon_took_before_it_died_is_not_given_again(
+    product: Product, kind: Kind
+) -> None:
+    with silent(product) as mute:
+        product.configure(deadline=6)
+        kind.fail_create("hang")
+        begin = time.monotonic()
+        call = product.popen("a", "prepare", kind.xml("a"))
+        peer, _ = mute.accept()
+        peer.sendall(protocol.greeting(time.monotonic(), 6))
+        time.sleep(4)
+        peer.close()
+        _, err = call.communicate(timeout=PATIENCE)
+    assert call.returncode == 1
+    told = re.search(r"has not returned within ([0-9.]+) s", err.decode())
+    assert told is not None, err
+    assert float(told[1]) < 2
+    assert time.monotonic() - begin > 4
+    product.sim.heal()
+
+
+def test_r9_an_image_without_a_request_is_looked_up_by_the_daemon_too(
+    product: Product, daemon: Daemon
+) -> None:
+    """Also when it has done other calls before, and keeps the store open."""
+    image = domain_xml("a").replace(
+        b"<memory", b"<metadata><v:vgpus xmlns:v='urn:vgpu-hook:domain:1'/></metadata><memory", 1
+    )
+    for operation in ("prepare", "stopped"):
+        assert product.hook("a", operation, A) == (0, "", "")
+    answer = product.hook("a", "restore", image)
+    assert answer.status == 0
+    assert "'a'" in noted(answer.out.encode())
+
+
+def test_the_store_is_whole_without_its_log_when_the_daemon_has_ended(
+    product: Product, daemon: Daemon
+) -> None:
+    """Somebody copies store.db, and brings it back."""
+    for operation in ("prepare", "stopped", "prepare"):
+        assert product.hook("a", operation, A) == (0, "", "")
+    assert (product.state / "store.db-wal").stat().st_size > 0
+    daemon.terminate()
+    assert daemon.wait(PATIENCE) == 0
+    assert [path.name for path in product.state.iterdir()] == ["store.db"]

@@ -126,3 +126,16 @@ def test_after_a_failure_a_connection_is_not_used_again(stores: Stores, tmp_path
         store._database.execute("SELECT * FROM nothing")
     store.close()
     assert opened(stores, tmp_path)._database is not store._database
+
+
+def test_tidied_the_log_is_empty_and_ended_it_is_gone(stores: Stores, tmp_path: Path) -> None:
+    note(stores, tmp_path, "a")
+    log = tmp_path / "store.db-wal"
+    assert log.stat().st_size > 0
+    stores.tidy()
+    assert log.stat().st_size == 0
+    note(stores, tmp_path, "b")
+    assert log.stat().st_size > 0
+    stores.end()
+    assert not log.exists()
+    assert names(tmp_path) == {"a", "b"}
