@@ -8,14 +8,21 @@ import re
 import sys
 from pathlib import Path
 
-from tests.bench import asked, large, plain, sizes, storm
+from tests.bench import asked, large, plain, real, sizes, storm
 from tests.bench.figures import Figure, table, write
 
 ROOT = Path(__file__).parents[2]
 JSON = ROOT / "dist" / "bench.json"
 PAGE = ROOT / "docs" / "performance.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
-GROUPS = {"plain": plain, "asked": asked, "storm": storm, "sizes": sizes, "large": large}
+GROUPS = {
+    "plain": plain,
+    "asked": asked,
+    "storm": storm,
+    "sizes": sizes,
+    "large": large,
+    "real": real,
+}
 
 
 def main(names: list[str]) -> int:
