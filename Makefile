@@ -49,7 +49,7 @@ simhost: setup  ## A shell on a simulated host, without a GPU: make simhost HOST
 	$(PYTHON) -m tests.simhost $(HOST)
 
 soak: setup  ## Long runs: hours on the simulated host, then on the test host
-	$(PYTEST) --numprocesses 2 tests/soak/test_model.py tests/soak/test_crash.py
+	CRASH_POINTS=all $(PYTEST) --numprocesses 2 tests/soak/test_model.py tests/crash tests/soak/test_crash.py
 	$(PYTEST) --ignore tests/soak/test_model.py --ignore tests/soak/test_crash.py tests/soak
 
 FUZZ_SECONDS ?= 600

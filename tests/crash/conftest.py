@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,15 @@ only_mdev, only_vfs = (
     for one in KINDS
 )
 """For what is the same on both frameworks, and costs too much to be done twice."""
+
+ALL = os.environ.get("CRASH_POINTS") == "all"
+"""Whether each point is tried: `make soak` has time for it."""
+
+
+def step(number: int) -> int:
+    """Return which points are tried: every `number`th, or all."""
+    return 1 if ALL else number
+
 
 FIGURE = "crash figure"
 """The name of a property of a test: one line of figures (pytest's record_property)."""

@@ -173,26 +173,32 @@ def converges(
     scenario: Scenario,
     variants: dict[str, int],
     following: tuple[Follow, ...] = FOLLOWING,
+    step: int = 1,
 ) -> str:
-    """Kill at each of the points; what follows takes turns. Return the line of figures."""
+    """Kill at each of the points, or every `step`th; what follows takes turns.
+
+    Return the line of figures.
+    """
     points = count(world, scenario)
-    assert points > len(FOLLOWING)
+    assert points > step * len(FOLLOWING)
     for name, action in variants.items():
-        for point in range(1, points + 1):
-            follow = following[point % len(following)]
+        for turn, point in enumerate(range(1, points + 1, step)):
+            follow = following[turn % len(following)]
             at = f"{scenario.name}, {name} killed at {point} of {points}, {follow.__name__}"
             try:
                 follow(world, scenario, crash(world, scenario, point, action))
-                if point % NEXT_EVERY == 0:
+                if turn % NEXT_EVERY == 0:
                     world.others_can_start()
             except AssertionError as error:
                 raise AssertionError(f"{at}: {error}") from error
-    return figure(world, scenario, points, variants)
+    return figure(world, scenario, points, variants, step)
 
 
-def figure(world: World, scenario: Scenario, points: int, variants: dict[str, int]) -> str:
-    """Return the line of figures of a scenario whose points were all tried."""
-    how, kind = " and ".join(variants), world.kind.name
-    return (
-        f"crash points: {scenario.name} [{kind}]: {points} found, all tried ({how}), all converge"
-    )
+def figure(
+    world: World, scenario: Scenario, points: int, variants: dict[str, int], step: int = 1
+) -> str:
+    """Return the line of figures of a scenario of whose points every `step`th was tried."""
+    what = f"{scenario.name} [{world.kind.name}]"
+    tried = "all" if step == 1 else f"{len(range(0, points, step))} of them"
+    how = " and ".join(variants)
+    return f"crash points: {what}: {points} found, {tried} tried ({how}), all converge"

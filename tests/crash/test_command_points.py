@@ -1,4 +1,4 @@
-"""kill -9 at each writing call of the commands that act, on a simulated libvirt."""
+"""kill -9 at writing calls of the commands that act, on a simulated libvirt."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.crash import callers
-from tests.crash.conftest import FIGURE, only_mdev
+from tests.crash.conftest import FIGURE, only_mdev, step
 from tests.crash.scenarios import FOLLOWING, NAME, NEXT_EVERY, SCENARIOS, figure
 from tests.crash.shim import KILL_ALL
 from tests.crash.world import BYSTANDER, World
@@ -50,16 +50,17 @@ def test_i7_a_command_is_killed(
     points = world.shim.count
     assert answer.status == 0, answer
     world.is_clean(NAME)
-    for point in range(1, points + 1):
+    often = step(3)
+    for turn, point in enumerate(range(1, points + 1, often)):
         scenario.begin(world)
         world.shim.order(point, KILL_ALL)
         answer = run(world, libvirt, COMMANDS[name])
         assert world.shim.count >= point
         try:
-            FOLLOWING[1 + point % 2](world, scenario, answer)
-            if point % NEXT_EVERY == 0:
+            FOLLOWING[1 + turn % 2](world, scenario, answer)
+            if turn % NEXT_EVERY == 0:
                 world.others_can_start()
         except AssertionError as error:
             raise AssertionError(f"{name} killed at {point} of {points}: {error}") from error
     command = scenario._replace(name=f"the command {name}")
-    record_property(FIGURE, figure(world, command, points, {"whole tree": KILL_ALL}))
+    record_property(FIGURE, figure(world, command, points, {"whole tree": KILL_ALL}, often))

@@ -201,8 +201,7 @@ class Machine(RuleBasedStateMachine):
                 self.world.sim.assign(device, int(place.type))
             else:
                 self.world.sim.make(device, *place)
-            self.world.foreign[device] = place.type
-            self.world.impostors.add(device)
+            self.world.replaced(device, place.type)
 
     @rule(which=pick)
     def power_cut(self, which: int) -> None:

@@ -229,6 +229,19 @@ class World:
         self.foreign.pop(device, None)
         self.impostors.discard(device)
 
+    def replaced(self, device: str, kind: str) -> None:
+        """Somebody has made another one under the name of one of ours.
+
+        It is theirs if a record of this boot tells the two apart. Without one its name proves that
+        it is ours (docs/architecture.md, Identity), but a VF's address proves nothing.
+        """
+        known = self.driver.product.rows("device, boot_id")
+        if is_vf(device) or (device, self.sim.state()["boot_id"]) in known:
+            self.foreign[device] = kind
+            self.impostors.add(device)
+        else:
+            self.unrecorded.add(device)
+
     def lose_records(self) -> None:
         """The store has gone: of what is under a name of ours nobody can tell who made it."""
         for device in self.impostors:

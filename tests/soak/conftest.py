@@ -1,10 +1,9 @@
-"""Fixtures and closing lines of the groups whose long runs are here."""
+"""Fixtures of tests/crash, which `make soak` runs beside, and the model's closing lines."""
 
 from __future__ import annotations
 
 import pytest
 
-from tests.crash import conftest as crash
 from tests.crash.conftest import kind, world
 from tests.model import conftest as model
 
@@ -12,5 +11,4 @@ __all__ = ["kind", "world"]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    for group in (model, crash):
-        group.pytest_terminal_summary(terminalreporter)
+    model.pytest_terminal_summary(terminalreporter)

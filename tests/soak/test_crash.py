@@ -10,9 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.crash import edits
-from tests.crash.commands import Admin
-from tests.crash.conftest import FIGURE, only_mdev
+from tests.crash.conftest import FIGURE
 from tests.crash.daemons import finishes_by_itself
 from tests.crash.faults import ERRORS, EXTENTS, StoreFaults, alone, served
 from tests.crash.scenarios import FOLLOWING, SCENARIOS, VARIANTS, converges
@@ -41,18 +39,6 @@ def test_i7_the_daemon_is_killed(
     record_property: Figure,
 ) -> None:
     record_property(FIGURE, finishes_by_itself(world, SCENARIOS[name]))
-
-
-@only_mdev
-@pytest.mark.parametrize("name", list(edits.EDITS))
-def test_i7_an_editing_command_is_killed(
-    world: World,
-    tmp_path: Path,
-    name: str,
-    record_property: Figure,
-) -> None:
-    with Admin(world, tmp_path) as admin:
-        record_property(FIGURE, edits.converges(world, admin, name, step=1))
 
 
 @pytest.mark.parametrize("who", [alone, served])

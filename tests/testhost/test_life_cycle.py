@@ -13,6 +13,7 @@ from tests.testbed.guests import domain_xml, pci_hostdev
 from tests.testbed.host import IDLE_DISK, IMAGES, PROJECT
 from tests.testbed.plugin import Show
 from tests.testhost.kinds import Kind
+from tests.testhost.repeated import run_at_random
 from tests.testhost.vms import (
     assignments,
     define_request,
@@ -38,18 +39,6 @@ for number in range(20):
         assert time.monotonic() - begin < 300
     print("seconds", time.monotonic() - defined)
     subprocess.run(["virsh", "-q", "undefine", f"timed{number}"], check=True)
-"""
-
-LOOP = """\
-import random, subprocess, sys
-name, events, xml = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-random.seed(name)
-def virsh(*arguments):
-    return subprocess.run(["virsh", "-q", *arguments], capture_output=True, text=True)
-for _ in range(events):
-    action = random.choice(["define", "define", "undefine", "start", "start", "destroy"])
-    done = virsh("define", xml) if action == "define" else virsh(action, name)
-    print(action, done.returncode, done.stderr.strip().replace("\\n", " "), flush=True)
 """
 
 
@@ -291,41 +280,9 @@ def test_managed_save_gives_the_vgpu_back_and_start_takes_one_again(kind: Kind) 
 
 
 @pytest.mark.parametrize("kind", ["mdev"], indirect=True, scope="module")
-def test_200_events_in_random_order_and_ten_reconnects_end_in_agreement(kind: Kind) -> None:
-    """VFs have twelve domains on eight instead: test_vfs.py."""
-    host = kind.host
-    host.machine.write("/root/loop.py", LOOP.encode())
-    reconnects, events = 10, 100
-    for name in ("left", "right"):
-        asked = [{"profile": kind.profile}]
-        xml = domain_xml(name, uuid=uuid_of(name), disk=IDLE_DISK, profiles=asked)
-        host.machine.write(f"/root/{name}.xml", xml.encode())
-        host.run(
-            f"systemd-run --quiet --remain-after-exit --unit=loop-{name}"
-            f" --property=StandardOutput=file:/root/{name}.log"
-            f" python3 /root/loop.py {name} {events} /root/{name}.xml"
-        )
-    for number in range(reconnects):
-        host.run("sleep 5; systemctl restart libvirtd")
-        define_request(host, f"gap{number}", {"profile": kind.other})
-
-    def over() -> bool:
-        states = host.run("systemctl show -P SubState loop-left loop-right").stdout.split()
-        return states == ["exited", "exited"]
-
-    host.wait_for("both loops have ended", over, timeout=2400)
-    log = host.run("cat /root/left.log /root/right.log").stdout.splitlines()
-    assert len(log) == 2 * events
-    for number in range(reconnects):
-        kind.settled(f"gap{number}")
-    host.run("vgpu-hook reconcile")
-    running = host.virsh("list", "--name").stdout.split()
-    devices = [device for name in running for device in kind.settled(name)]
-    assert kind.present() == sorted(devices)
-    assert sorted(assignments(host)) == sorted((name, "assigned") for name in running)
-    for name in running:
-        host.virsh("destroy", name)
-    assert kind.present() == []
+def test_events_in_random_order_and_reconnects_end_in_agreement(kind: Kind) -> None:
+    """VFs have twelve domains on eight instead: test_vfs.py. 200 events: tests/soak."""
+    run_at_random(kind, events=20, reconnects=3)
 
 
 def test_r5_r14_i9_after_a_reboot_nothing_stale_counts_and_starts_work(kind: Kind) -> None:

@@ -11,6 +11,7 @@ from tests.domains import uuid_of
 from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, POWEROFF_DISK
 from tests.testhost.kinds import Kind
+from tests.testhost.repeated import start_and_destroy
 from tests.testhost.vms import assignments, let_go, qemu_pid, status
 
 
@@ -39,23 +40,10 @@ def test_attach_start_destroy(kind: Kind) -> None:
     assert assignments(host) == []
 
 
-def test_start_and_destroy_20_times_leaves_nothing(kind: Kind) -> None:
-    """With the daemon: by itself the hook takes several times as long under TCG.
-
-    Five times for VFs, since a start on one takes a quarter of a minute there: the IOMMU that
-    QEMU needs for it is emulated too.
-    """
-    times = 20 if kind.name == "mdev" else 5
-    kind.host.run("systemctl start vgpu-hookd.socket vgpu-hookd.service")
-    kind.define("often", kind.profile)
-    kind.host.run(
-        f"set -e; for i in $(seq {times}); do virsh -q start often; virsh -q destroy often; done",
-        timeout=1800,
-    )
-    if kind.name == "mdev":
-        kind.host.run("systemctl stop vgpu-hookd.socket vgpu-hookd.service")
-    assert kind.present() == []
-    assert assignments(kind.host) == []
+def test_start_and_destroy_many_times_leaves_nothing(kind: Kind) -> None:
+    """Fewer for VFs, since a start on one takes a quarter of a minute there: the IOMMU that QEMU
+    needs for it is emulated too. 20 times: tests/soak."""
+    start_and_destroy(kind, 8 if kind.name == "mdev" else 3)
 
 
 def test_a_guest_that_shuts_itself_down_releases(kind: Kind) -> None:
