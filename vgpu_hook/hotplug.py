@@ -46,7 +46,7 @@ def plug(
     False if it has it already: a command that was killed got that far.
     """
     subject = live(libvirt_, found)
-    rows = [row for row in store.of_domain(subject.uuid) if row.slot == request.slot]
+    rows = store.of_slot(subject.uuid, request.slot)
     if subject.hostdev(request.slot) is not None:
         if _has(subject, request, rows):
             return False
@@ -98,7 +98,7 @@ def unplug(
     left is done.
     """
     subject = live(libvirt_, found)
-    rows = [row for row in store.of_domain(subject.uuid) if row.slot == slot]
+    rows = store.of_slot(subject.uuid, slot)
     if subject.hostdev(slot) is not None:
         libvirt_.call(found, found.detachDeviceAlias, ALIAS_PREFIX + slot, 0)
         end = time.monotonic() + UNPLUG_WAIT

@@ -175,7 +175,7 @@ class Lifecycle:
         """Give a running domain one more vGPU, for hot-plug; or raise VgpuError."""
         with self._locked(domain.uuid, self._deadline):
             self._refuse_if_deleting(domain)
-            rows = [r for r in self._store.of_domain(domain.uuid) if r.slot == request.slot]
+            rows = self._store.of_slot(domain.uuid, request.slot)
             if any(r.state != RETAINED or r.device == hostdev.address for r in rows):
                 raise VgpuError(
                     f"domain {domain.name!r} has a vGPU in slot {request.slot!r} already",

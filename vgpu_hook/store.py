@@ -143,10 +143,13 @@ class Store:
         """Return the domain's rows, oldest first."""
         return self._select("WHERE domain_uuid = ?", domain_uuid)
 
+    def of_slot(self, domain_uuid: str, slot: str) -> list[Assignment]:
+        """Return the domain's rows for one slot, oldest first."""
+        return [row for row in self.of_domain(domain_uuid) if row.slot == slot]
+
     def generations(self, domain_uuid: str, slot: str) -> frozenset[int]:
         """Return the generations of the domain's rows for one slot."""
-        rows = self.of_domain(domain_uuid)
-        return frozenset(row.generation for row in rows if row.slot == slot)
+        return frozenset(row.generation for row in self.of_slot(domain_uuid, slot))
 
     def of_device(self, device: str) -> list[Assignment]:
         """Return the rows that name the device, oldest first."""

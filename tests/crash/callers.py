@@ -8,7 +8,6 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -117,17 +116,13 @@ class Daemons:
             pid = int(self._process.stdout.readline())
             try:
                 self._product.wait_for(
-                    "it serves", lambda: (killed and not _runs(pid)) or self._serves()
+                    "it serves", lambda: (killed and not _runs(pid)) or self._product.is_served()
                 )
                 yield pid
             finally:
                 with suppress(ProcessLookupError):
                     os.killpg(pid, signal.SIGKILL)
                 group_is_over(pid)
-
-    def _serves(self) -> bool:
-        with socket.socket(socket.AF_UNIX) as peer:
-            return peer.connect_ex(str(self._product.runtime / "hook.sock")) == 0
 
 
 def _runs(pid: int) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from types import TracebackType
 
 from tests.crash import callers
 from tests.crash.scenarios import NAME
@@ -22,7 +21,6 @@ class Admin:
 
     def __init__(self, world: World, folder: Path) -> None:
         self._world = world
-        self._folder = folder
         self._libvirt = SimLibvirt()
         self._pids: dict[str, int] = {}
         text = world.kind.xml(BYSTANDER).decode()
@@ -30,19 +28,7 @@ class Admin:
         self._libvirt.on_destroy = self._destroyed
         self._libvirt.on_attach = lambda domain, hostdev: self._hold(domain)
         self._libvirt.on_detach = self._let_go
-        self._server = Server(self._libvirt, folder)
-
-    def __enter__(self) -> Admin:
-        self._server.__enter__()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        value: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._server.__exit__(kind, value, trace)
+        self.server = Server(self._libvirt, folder)
 
     def begin(self, xml: bytes, *, runs: bool = False) -> None:
         """Have the domain defined, and running or not, whatever it was before."""
@@ -56,7 +42,7 @@ class Admin:
 
     def gives(self, *words: str) -> Answer:
         """Run the command, under the shim."""
-        argv = [*PYTHON, "vgpu_hook", words[0], "--connect", self._server.uri, *words[1:]]
+        argv = [*PYTHON, "vgpu_hook", words[0], "--connect", self.server.uri, *words[1:]]
         environment = {**os.environ, **self._world.product.environment}
         return callers.run(argv, b"", {**environment, **self._world.shim.environment})
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.crash.commands import Admin
 from tests.crash.world import World
 from tests.product import Product
 from tests.simulated.conftest import kind
@@ -41,6 +43,14 @@ FIGURE = "crash figure"
 def world(product: Product, kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setenv("VGPU_HOOK_CONFIG", str(product.config))
     return World(product, kind, tmp_path)
+
+
+@pytest.fixture
+def given(world: World, tmp_path: Path) -> Iterator[Admin]:
+    """Somebody who gives commands, beside a libvirt that answers them."""
+    admin = Admin(world, tmp_path)
+    with admin.server:
+        yield admin
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -8,7 +8,7 @@ from contextlib import closing
 
 from tests.asking import ask
 from tests.crash.callers import Daemons, group_is_over
-from tests.crash.scenarios import NAME, NEXT_EVERY, SCENARIOS, Scenario, figure, libvirt_goes_on
+from tests.crash.scenarios import NAME, NEXT_EVERY, WHOLE_TREE, Scenario, figure, libvirt_goes_on
 from tests.crash.shim import FILES, KILL_ALL
 from tests.crash.world import World
 from tests.product import PATIENCE, Answer
@@ -16,8 +16,8 @@ from tests.product import PATIENCE, Answer
 FEWEST = 20
 """Points that any call has: fewer mean that nothing is counted."""
 
-
 FEWEST_OF_A_START = 6
+"""The same, of a start: the two folders, the lock's file and its pid, the socket."""
 
 
 def served(
@@ -60,7 +60,7 @@ def _each_point(world: World, daemons: Daemons, scenario: Scenario) -> str:
             break
     assert point > FEWEST
     how = {"the daemon's whole tree, while the hook waits": KILL_ALL}
-    return figure(world, scenario, point - 1, how)
+    return figure(world, scenario.name, point - 1, how)
 
 
 def starts_again(world: World) -> str:
@@ -86,8 +86,7 @@ def starts_again(world: World) -> str:
             if reached < point:
                 break
     assert point > FEWEST_OF_A_START, "it was not counted"
-    start = SCENARIOS["served start"]._replace(name="first start of vgpu-hookd")
-    return figure(world, start, point - 1, {"whole tree": KILL_ALL})
+    return figure(world, "first start of vgpu-hookd", point - 1, WHOLE_TREE)
 
 
 def is_done_once(world: World, scenario: Scenario, answer: Answer) -> None:

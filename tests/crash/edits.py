@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tests.crash.commands import Admin
-from tests.crash.scenarios import NAME, NEXT_EVERY
+from tests.crash.scenarios import NAME, NEXT_EVERY, WHOLE_TREE, figure
 from tests.crash.shim import KILL_ALL
 from tests.crash.world import World
 from tests.domains import domain_xml
@@ -66,8 +66,7 @@ def converges(world: World, admin: Admin, name: str, step: int) -> str:
     assert points > FEWEST
     is_done(world, admin, edit)
     ends(world, admin)
-    tried = range(step, points + 1, step)
-    for turn, point in enumerate(tried):
+    for turn, point in enumerate(range(1, points + 1, step)):
         begin(world, admin, edit)
         world.shim.order(point, KILL_ALL)
         admin.gives(*edit.words)
@@ -81,11 +80,7 @@ def converges(world: World, admin: Admin, name: str, step: int) -> str:
         except AssertionError as error:
             at = f"{name} killed at {point} of {points}, {follow.__name__}"
             raise AssertionError(f"{at}: {error}") from error
-    how = "all" if step == 1 else str(len(tried))
-    return (
-        f"crash points: the command {name} [{world.kind.name}]:"
-        f" {points} found, {how} tried (whole tree), all converge"
-    )
+    return figure(world, f"the command {name}", points, WHOLE_TREE, step)
 
 
 # -- what follows -----------------------------------------------------------------------

@@ -191,14 +191,12 @@ def converges(
                     world.others_can_start()
             except AssertionError as error:
                 raise AssertionError(f"{at}: {error}") from error
-    return figure(world, scenario, points, variants, step)
+    return figure(world, scenario.name, points, variants, step)
 
 
-def figure(
-    world: World, scenario: Scenario, points: int, variants: dict[str, int], step: int = 1
-) -> str:
-    """Return the line of figures of a scenario of whose points every `step`th was tried."""
-    what = f"{scenario.name} [{world.kind.name}]"
+def figure(world: World, name: str, points: int, variants: dict[str, int], step: int = 1) -> str:
+    """Return the line of figures of a call of whose points every `step`th was tried."""
+    what = f"{name} [{world.kind.name}]"
     tried = "all" if step == 1 else f"{len(range(0, points, step))} of them"
     how = " and ".join(variants)
     return f"crash points: {what}: {points} found, {tried} tried ({how}), all converge"

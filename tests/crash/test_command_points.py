@@ -2,51 +2,30 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from tests.crash import callers
+from tests.crash.commands import Admin
 from tests.crash.conftest import FIGURE, only_mdev, step
-from tests.crash.scenarios import FOLLOWING, NAME, NEXT_EVERY, SCENARIOS, figure
+from tests.crash.scenarios import FOLLOWING, NAME, NEXT_EVERY, SCENARIOS, WHOLE_TREE, figure
 from tests.crash.shim import KILL_ALL
-from tests.crash.world import BYSTANDER, World
-from tests.product import Answer
-from tests.simlibvirt.server import PYTHON, Server
-from tests.simlibvirt.state import SimLibvirt
+from tests.crash.world import World
 
 COMMANDS = {"release": ["release", NAME], "reconcile": ["reconcile"]}
-
-
-@pytest.fixture
-def libvirt(world: World, tmp_path: Path) -> Iterator[Server]:
-    """A libvirt that runs the bystander; the domain is defined, and does not run."""
-    simulated = SimLibvirt()
-    text = world.kind.xml(BYSTANDER).decode()
-    simulated.started(simulated.define(text), text)
-    simulated.define(world.kind.xml(NAME).decode())
-    with Server(simulated, tmp_path) as server:
-        yield server
-
-
-def run(world: World, libvirt: Server, words: list[str]) -> Answer:
-    argv = [*PYTHON, "vgpu_hook", words[0], "--connect", libvirt.uri, *words[1:]]
-    environment = {**os.environ, **world.product.environment, **world.shim.environment}
-    return callers.run(argv, b"", environment)
 
 
 @only_mdev
 @pytest.mark.parametrize("name", list(COMMANDS))
 def test_i7_a_command_is_killed(
-    world: World, libvirt: Server, name: str, record_property: Callable[[str, object], None]
+    world: World, given: Admin, name: str, record_property: Callable[[str, object], None]
 ) -> None:
     """After it libvirt starts the domain, or somebody gives the command again."""
+    given.begin(world.kind.xml(NAME))
     scenario = SCENARIOS["release of retained"]
     scenario.begin(world)
     world.shim.order()
-    answer = run(world, libvirt, COMMANDS[name])
+    answer = given.gives(*COMMANDS[name])
     points = world.shim.count
     assert answer.status == 0, answer
     world.is_clean(NAME)
@@ -54,7 +33,7 @@ def test_i7_a_command_is_killed(
     for turn, point in enumerate(range(1, points + 1, often)):
         scenario.begin(world)
         world.shim.order(point, KILL_ALL)
-        answer = run(world, libvirt, COMMANDS[name])
+        answer = given.gives(*COMMANDS[name])
         assert world.shim.count >= point
         try:
             FOLLOWING[1 + turn % 2](world, scenario, answer)
@@ -62,5 +41,4 @@ def test_i7_a_command_is_killed(
                 world.others_can_start()
         except AssertionError as error:
             raise AssertionError(f"{name} killed at {point} of {points}: {error}") from error
-    command = scenario._replace(name=f"the command {name}")
-    record_property(FIGURE, figure(world, command, points, {"whole tree": KILL_ALL}, often))
+    record_property(FIGURE, figure(world, f"the command {name}", points, WHOLE_TREE, often))

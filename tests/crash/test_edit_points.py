@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests.crash.world import World
 @only_mdev
 @pytest.mark.parametrize("name", list(EDITS))
 def test_i7_an_editing_command_is_killed(
-    world: World, tmp_path: Path, name: str, record_property: Callable[[str, object], None]
+    world: World, given: Admin, name: str, record_property: Callable[[str, object], None]
 ) -> None:
-    with Admin(world, tmp_path) as admin:
-        record_property(FIGURE, converges(world, admin, name, step(6)))
+    record_property(FIGURE, converges(world, given, name, step(6)))
