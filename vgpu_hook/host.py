@@ -48,14 +48,14 @@ TRYING_ENDS = 0.5
 class Host:
     """One host in this boot. Every method but `framework` raises DeadlineExceeded too.
 
-    `run` does the calls in children: bounded.run, or what has its contract.
+    `run` does the calls in children, by the contract of bounded.run, which does where it is None.
     """
 
     def __init__(
-        self, settings: Settings, boot_id: str, run: Callable[..., Any] = bounded.run
+        self, settings: Settings, boot_id: str, run: Callable[..., Any] | None = None
     ) -> None:
         self._settings = settings
-        self._run = run
+        self._run = run or bounded.run
         self.boot_id = boot_id
         self.lock: tuple[int, ...] = ()
         """The lock under which the calls are made: a child that outlives us keeps it."""

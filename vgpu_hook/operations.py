@@ -41,9 +41,11 @@ class Means(NamedTuple):
 
     load: Callable[[], Settings] = config.load
     open_store: Callable[..., Store | None] = store_file.open_store
-    run: Callable[..., Any] = bounded.run
-    read: Callable[..., Any] = bounded.run
-    """Does what asks the store: in a child, but not of a process that keeps it open (stores.py)."""
+    run: Callable[..., Any] | None = None
+    """Does what asks the kernel; None: bounded.run."""
+    read: Callable[..., Any] | None = None
+    """Does what asks the store; None: bounded.run. A process that keeps the store open must not
+    have a child do it (stores.py)."""
 
 
 def directly(call: Callable[..., T], *args: Any, **limits: Any) -> T:
@@ -257,7 +259,7 @@ def _refuse_older_image(subject: Domain, means: Means) -> None:
         deadline = Deadline(settings.hook_deadline / 4)
         doing = f"looking what domain {subject.name!r} asks for"
         asked = (_on_record, subject, settings, means.open_store)
-        stands = means.read(*asked, deadline=deadline, doing=doing)
+        stands = (means.read or bounded.run)(*asked, deadline=deadline, doing=doing)
     except Exception:  # noqa: BLE001 - R14: it may be none of our business
         return
     arrival.check_saved(subject, stands, None)
