@@ -36,7 +36,7 @@ simulated: setup
 	$(PYTEST) --numprocesses 2 --dist loadfile tests/simhost tests/simulated
 
 proof: setup  ## Any order of events, any crash, any fault, and each public report
-	$(PYTEST) --numprocesses 2 --dist loadfile tests/model tests/crash tests/reports
+	$(PYTEST) --numprocesses 2 --dist worksteal tests/model tests/crash tests/reports
 
 libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its own
 	$(PYTEST) tests/libvirt tests/simlibvirt

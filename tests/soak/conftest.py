@@ -10,5 +10,11 @@ from tests.model import conftest as model
 __all__ = ["kind", "world"]
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Show a failure when it happens: the rest may take hours, and be stopped."""
+    if report.failed:
+        print(report.longreprtext, flush=True)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     model.pytest_terminal_summary(terminalreporter)
