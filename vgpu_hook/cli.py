@@ -130,6 +130,17 @@ def parser() -> argparse.ArgumentParser:
         "store_set_aside",
         home="show",
     )
+
+    install = _add(
+        commands,
+        "install-hook",
+        "put hook, units and settings in place, if no package did",
+        home="installation",
+    )
+    install.add_argument(
+        "--root", metavar="DIR", default="/", help="below this folder (default: /)"
+    )
+    install.add_argument("--remove", action="store_true", help="take them out again")
     return top
 
 
