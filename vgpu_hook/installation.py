@@ -57,6 +57,11 @@ PARTS = (
 def install_hook(arguments: argparse.Namespace) -> int:
     """Put everything in place below the root, or take it out; say what is to be run next."""
     root: str = arguments.root
+    if not os.path.isdir(FILES):
+        raise VgpuError(
+            "this vgpu-hook is a distribution's package, and has put its hook in place itself",
+            "for another root, install the package there",
+        )
     if not os.path.isdir(root):
         raise VgpuError(f"{root} is no folder")
     try:
