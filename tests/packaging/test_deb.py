@@ -37,7 +37,8 @@ mount --rbind /dev "$1/root/dev"
 mount --rbind /proc "$1/root/proc"
 mkdir -p "$1/root/run/systemd/system"
 cp "$2" "$1/root/package.deb"
-rm -f "$1/root/usr/sbin/policy-rc.d"
+rm -rf "$1/root/usr/sbin/policy-rc.d" "$1/root/var/lib/vgpu-hook" "$1/root/etc/vgpu-hook"
+rm -rf "$1/root/etc/libvirt/hooks"
 mv "$1/root/usr/bin/systemctl" "$1/root/usr/bin/systemctl.real"
 echo ready
 exec sleep infinity
