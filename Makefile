@@ -2,9 +2,12 @@
 SHELL := /bin/sh
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-SCRIPTS := hooks/qemu tests/setup.sh packaging/deb/build.sh .ci/run $(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
+SCRIPTS := hooks/qemu tests/setup.sh .ci/run packaging/completion/vgpu-hook \
+	$(wildcard packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
+	$(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
-.PHONY: help demo test check lint unit quick simulated proof libvirt testhost simhost soak fuzz mutations bench rules deb setup clean
+.PHONY: help demo test check lint unit quick simulated proof packages libvirt testhost simhost soak fuzz \
+	mutations bench rules docs deb rpm dist setup clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -12,7 +15,7 @@ help:  ## Show this list
 demo: setup  ## Show the main job on a real kernel, in a VM
 	$(PYTHON) -m tests.testbed.demo
 
-test: lint unit simulated proof libvirt testhost  ## Everything that CI runs
+test: lint unit simulated proof packages libvirt testhost  ## Everything that CI runs
 
 check: lint unit quick  ## The fast part: lint, types, unit tests, the simulated host's first ones
 
@@ -37,6 +40,9 @@ simulated: setup
 
 proof: setup  ## Any order of events, any crash, any fault, and each public report
 	$(PYTEST) --numprocesses 2 --dist worksteal tests/model tests/crash tests/reports
+
+packages: setup  ## The packages, built, checked and installed; the docs, and each command that they show
+	$(PYTEST) --numprocesses 2 --dist loadfile tests/packaging tests/docs
 
 libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its own
 	$(PYTEST) tests/libvirt tests/simlibvirt
@@ -65,9 +71,20 @@ bench: setup  ## Figures: what the hook costs (medians and spread)
 rules: setup  ## Write the tests of each rule into docs/rules.md
 	$(PYTHON) -m tests.rules_table
 
+docs: setup  ## Write the man pages' option parts and the completion, from the parser and the settings
+	$(PYTHON) -m tests.docs
+
 deb: setup  ## Build the Debian package into dist/
 	mkdir -p dist
 	packaging/deb/build.sh dist
+
+rpm: setup  ## Build the rpms into dist/; elsewhere than on Fedora only for looking at
+	mkdir -p dist
+	packaging/rpm/build.sh dist
+
+dist: setup  ## Build what is uploaded to PyPI into dist/
+	$(PYTHON) -m build --no-isolation --outdir dist .
+	twine check --strict dist/vgpu_hook-*.whl dist/vgpu?hook-*.tar.gz
 
 setup:
 	@sh tests/setup.sh

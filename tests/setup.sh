@@ -5,10 +5,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 
-packages="build-essential debhelper dh-python e2fsprogs git libvirt-clients
-libvirt-daemon-system lintian mmdebstrap openssh-client pybuild-plugin-pyproject
-python3-all python3-libvirt python3-lxml python3-pydantic python3-setuptools python3-structlog
-python3-venv qemu-system-x86 qemu-utils shellcheck"
+packages="build-essential cpio debhelper dh-python e2fsprogs git groff libvirt-clients
+libvirt-daemon-system lintian mandoc mmdebstrap openssh-client pybuild-plugin-pyproject
+python3-all python3-build python3-docutils python3-libvirt python3-lxml python3-pip
+python3-pydantic python3-setuptools python3-structlog python3-venv python3-wheel
+qemu-system-x86 qemu-utils rpm rpmlint secilc shellcheck systemd twine"
 from_pypi="pytest>=8,<10 pytest-xdist>=3,<4 hypothesis>=6,<7 mypy>=1.10,<3 ruff>=0.6,<1"
 from_pypi_2="pytest>=8,<10 hypothesis>=6,<7 lxml>=5 pydantic>=2,<3 structlog>=24"
 # By a path alone: setuptools' own finder takes 20 ms of each process that a test starts.

@@ -34,8 +34,10 @@ def parser() -> argparse.ArgumentParser:
     attach.add_argument("--slot", help="name of the vGPU in the domain (default: next number)")
     attach.add_argument("--gpu", metavar="ADDR", help="only this GPU: PCI address or sysfs name")
     attach.add_argument("--fork", choices=FORK_POLICIES, help="what a clone gets (default: new)")
-    attach.add_argument("--display", choices=("on", "off"), help="hostdev attribute")
-    attach.add_argument("--ramfb", choices=("on", "off"), help="hostdev attribute")
+    attach.add_argument(
+        "--display", choices=("on", "off"), help="hostdev attribute: the VM's display"
+    )
+    attach.add_argument("--ramfb", choices=("on", "off"), help="hostdev attribute: display at boot")
     attach.add_argument("--placement", choices=PLACEMENTS, help="which GPU (default: configured)")
     attach.add_argument("--params", help="NVIDIA vgpu_params, e.g. frame_rate_limiter=0")
 
@@ -80,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
     _add(commands, "boot-gate", "run the boot commands and wait for the profiles domains ask for")
 
     render = _add(commands, "render", "print a domain XML with its hostdevs put in")
-    render.add_argument("file", metavar="FILE.xml", help="- for stdin")
+    render.add_argument("file", metavar="FILE.xml", help="the domain's XML; - for stdin")
 
     explain = _add(
         commands, "explain", "show the history, and whether it could be released now", home="show"
@@ -114,7 +116,7 @@ def parser() -> argparse.ArgumentParser:
         "say whether a VM could come to this host; check-migrate runs it there",
         home="migration",
     )
-    arrive.add_argument("file", metavar="FILE.xml", help="- for stdin")
+    arrive.add_argument("file", metavar="FILE.xml", help="the domain's XML; - for stdin")
     arrive.add_argument(
         "--stopped", action="store_true", help="the VM does not run: it needs no room yet"
     )
@@ -130,6 +132,17 @@ def parser() -> argparse.ArgumentParser:
         "store_set_aside",
         home="show",
     )
+
+    install = _add(
+        commands,
+        "install-hook",
+        "put hook, units and settings in place, if no package did",
+        home="installation",
+    )
+    install.add_argument(
+        "--root", metavar="DIR", default="/", help="below this folder (default: /)"
+    )
+    install.add_argument("--remove", action="store_true", help="take them out again")
     return top
 
 

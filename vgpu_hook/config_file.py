@@ -20,44 +20,67 @@ from vgpu_hook.sysfs import Roots
 class Paths(BaseModel, extra="forbid"):
     """[paths]: where things are. Tests move them; others leave them alone."""
 
-    sysfs: str = "/sys"
-    proc: str = "/proc"
-    dev: str = "/dev"
-    journal: str = "/run/systemd/journal/socket"
-    state: str = "/var/lib/vgpu-hook"
-    runtime: str = "/run/vgpu-hook"
+    sysfs: str = Field(default="/sys", description="the kernel's devices")
+    proc: str = Field(default="/proc", description="the kernel's processes")
+    dev: str = Field(default="/dev", description="device nodes")
+    journal: str = Field(
+        default="/run/systemd/journal/socket", description="the journal's native socket"
+    )
+    state: str = Field(default="/var/lib/vgpu-hook", description="the store of assignments")
+    runtime: str = Field(default="/run/vgpu-hook", description="locks, and vgpu-hookd's socket")
 
 
 class Policy(BaseModel, extra="forbid"):
     """[policy]: which GPU a new vGPU goes to."""
 
-    placement: Literal["spread", "pack"] = "spread"
+    placement: Literal["spread", "pack"] = Field(
+        default="spread",
+        description="the GPU that is least loaded (spread), or the one that is most (pack)",
+    )
 
 
 class Deadlines(BaseModel, extra="forbid"):
     """[deadlines]: seconds after which something is answered, whatever the kernel does."""
 
-    hook: float = Field(default=30.0, ge=0.5, le=3600)
+    hook: float = Field(
+        default=30.0,
+        ge=0.5,
+        le=3600,
+        description="for a call of the hook: a start is then refused, a stop goes on and the vGPU"
+        " is retained",
+    )
 
 
 class Gpu(BaseModel, extra="forbid"):
     """[gpu."ADDRESS"]: one GPU, by PCI address or name in /sys/class/mdev_bus."""
 
-    use: bool = True
+    use: bool = Field(default=True, description="false: leave this GPU alone")
 
 
 class Daemon(BaseModel, extra="forbid"):
     """[daemon]: which libvirt vgpu-hookd follows, and how often it looks for orphans (seconds)."""
 
-    libvirt: str = "qemu:///system"
-    reconcile: float = Field(default=60.0, ge=1, le=86400)
+    libvirt: str = Field(default="qemu:///system", description="URI of this host's libvirt")
+    reconcile: float = Field(
+        default=60.0,
+        ge=1,
+        le=86400,
+        description="how often it looks for vGPUs that are orphaned or retained",
+    )
 
 
 class Boot(BaseModel, extra="forbid"):
     """[boot]: what is run and waited for (seconds) before VMs are started at boot."""
 
-    commands: list[list[str]] = []
-    timeout: float = Field(default=120.0, ge=1, le=3600)
+    commands: list[list[str]] = Field(
+        default=[], description="run in this order, each as a list of its words, without a shell"
+    )
+    timeout: float = Field(
+        default=120.0,
+        ge=1,
+        le=3600,
+        description="for these, and then for the profiles that domains ask for, at most",
+    )
 
 
 class File(BaseModel, extra="forbid"):

@@ -15,7 +15,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import NoReturn
 
@@ -29,7 +29,7 @@ from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.listener import Listener
 from vgpu_hook.locks import daemon_lock
 from vgpu_hook.log import Log
-from vgpu_hook.model import VgpuError
+from vgpu_hook.model import VgpuError, one_line
 from vgpu_hook.operations import Means, directly
 from vgpu_hook.stores import Stores
 from vgpu_hook.workers import Workers
@@ -41,6 +41,10 @@ STOP_WAIT = 40.0
 
 WORKER_PATIENCE = 600.0
 """Seconds after which an event that is still being handled means that the worker hangs."""
+
+STANDSTILL = 5.0
+"""Seconds after which a thread that should move each second counts as one that hangs. systemd then
+waits for as long as the unit's WatchdogSec= says, so one that only was slow costs nothing."""
 
 
 class Daemon:
@@ -69,7 +73,7 @@ class Daemon:
         worker.start()
         self._log.event("ready", "serving the hook")
         notify("READY=1")
-        self._wait([accepting, worker])
+        self._wait(partial(self._hanging, listening, accepting, worker))
         notify("STOPPING=1")
         end = Deadline(STOP_WAIT)
         self._source.stop()
@@ -80,11 +84,12 @@ class Daemon:
             self._log.event("unfinished", "stopped before everything was done", level="warning")
         return 0
 
-    def _wait(self, threads: list[threading.Thread]) -> None:
+    def _wait(self, hanging: Callable[[], str]) -> None:
         """Keep the timer and the watchdog until a signal says to stop."""
         usec = int(os.environ.get("WATCHDOG_USEC", "0"))
         step = min(usec / 2e6, 5.0) if usec else 5.0
         next_reconcile = time.monotonic() + self._settings.reconcile_interval
+        told = ""
         while True:
             caught = signal.sigtimedwait(SIGNALS, step)
             # Python also returns one of no signal, if the process was stopped for longer than that
@@ -94,22 +99,45 @@ class Daemon:
                 return
             if number == signal.SIGHUP:
                 self._reload()
-            busy = self._busy_since
-            stuck = busy is not None and time.monotonic() - busy > WORKER_PATIENCE
-            if all(thread.is_alive() for thread in threads) and not stuck:
+            hangs = hanging()
+            if not hangs:
                 notify("WATCHDOG=1")
+            elif hangs != told:
+                text = f"{hangs} hangs; if it goes on, systemd starts vgpu-hookd again"
+                self._log.event("hangs", text, level="error")
+            told = hangs
             if time.monotonic() >= next_reconcile:
                 self._source.ask(events.RECONCILE)
                 next_reconcile = time.monotonic() + self._settings.reconcile_interval
 
+    def _hanging(
+        self, listening: server.Server, accepting: threading.Thread, worker: threading.Thread
+    ) -> str:
+        """Return which part of the daemon hangs or has died, empty if none has.
+
+        A host without a libvirt is no such case: the worker then waits and tries again.
+        """
+        busy = self._busy_since
+        stuck = busy is not None and time.monotonic() - busy > WORKER_PATIENCE
+        if stuck or not worker.is_alive():
+            return "the thread that handles events"
+        if listening.stands_still_for() > STANDSTILL or not accepting.is_alive():
+            return "the thread that accepts the hook's calls"
+        if events.loop_stands_still_for() > STANDSTILL:
+            return "libvirt's event loop"
+        return ""
+
     def _reload(self) -> None:
+        """Look whether the settings are right; `systemctl status` shows what is wrong."""
         notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
+        status = ""
         try:
             self._settings = config.load()
             self._log.event("reloaded", "read the configuration again")
         except VgpuError as error:
-            self._log.event("bad-config", str(error), level="error")
-        notify("READY=1")
+            status = one_line(str(error))
+            self._log.event("bad-config", status, level="error")
+        notify(f"READY=1\nSTATUS={status}")
 
     def _handle(self, libvirt: Libvirt, event: Event) -> None:
         """Handle one event, in the worker; nothing that goes wrong ends it."""
@@ -147,10 +175,13 @@ class Daemon:
 
 
 def notify(text: str) -> None:
-    """Tell systemd (sd_notify(3)); nothing if it did not start us."""
+    """Tell systemd (sd_notify(3)); nothing if it did not start us, or is not to be reached."""
     path = os.environ.get("NOTIFY_SOCKET")
     if path:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+        with (
+            contextlib.suppress(OSError),
+            socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender,
+        ):
             sender.sendto(text.encode(), path.replace("@", "\0", 1) if path[0] == "@" else path)
 
 

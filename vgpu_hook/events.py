@@ -48,6 +48,10 @@ _ARRIVED = (
 )
 
 _LOOP_STARTED = threading.Event()
+_BEAT = 1000
+"""Milliseconds between two beats of libvirt's loop."""
+_beaten = [0.0]
+"""When the loop last came round, by the monotonic clock."""
 
 
 class Event(NamedTuple):
@@ -202,14 +206,27 @@ class Source:
                 self.ask(REBALANCE)
 
 
+def loop_stands_still_for() -> float:
+    """Return the seconds for which libvirt's loop has not come round: one at most, if it is well.
+
+    For who has made a Source, which starts the loop.
+    """
+    return time.monotonic() - _beaten[0]
+
+
 def _start_loop() -> None:
     """Start libvirt's default event loop, once for the process and before any connection."""
     if _LOOP_STARTED.is_set():
         return
     _LOOP_STARTED.set()
     libvirt.virEventRegisterDefaultImpl()
+
+    def beat(timer: Any, opaque: Any) -> None:
+        _beaten[0] = time.monotonic()
+
+    beat(None, None)
     # Without a timer the loop sleeps for ever when nothing is registered.
-    libvirt.virEventAddTimeout(1000, lambda timer, opaque: None, None)
+    libvirt.virEventAddTimeout(_BEAT, beat, None)
 
     def loop() -> None:
         while True:

@@ -29,6 +29,8 @@ PEER_WAIT = 10.0
 MOST_CALLS = 128
 BACKLOG = 256
 ACCEPT_PAUSE = 0.05
+BEAT = 1.0
+"""Seconds after which the accepting thread shows that it lives, if nothing else moves it."""
 
 
 class Server:
@@ -42,6 +44,14 @@ class Server:
         self._active = 0
         self._idle = threading.Condition()
         self._stop_reader, self._stop_writer = os.pipe()
+        self._moved = time.monotonic()
+
+    def stands_still_for(self) -> float:
+        """Return the seconds for which the accepting thread has not moved: BEAT at most, if well.
+
+        All calls being under way is no standstill: each of them ends by its deadline.
+        """
+        return time.monotonic() - self._moved
 
     def run(self) -> None:
         """Accept connections until it is stopped."""
@@ -49,10 +59,12 @@ class Server:
         poller.register(self._listener, select.POLLIN)
         poller.register(self._stop_reader, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in poller.poll()]
+            self._moved = time.monotonic()
+            ready = [fd for fd, _ in poller.poll(BEAT * 1000)]
             if self._stop_reader in ready:
                 return
-            self._slots.acquire()
+            if not ready or not self._slots.acquire(timeout=BEAT):
+                continue
             try:
                 connection, _ = self._listener.accept()
             except OSError:  # the peer has gone, or no file is left for it

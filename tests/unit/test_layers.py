@@ -26,7 +26,7 @@ LAYERS = [
     {"operations"},
     {"lint", "report", "libvirtd", "tables", "context", "bootgate", "remote"},
     {"reconcile", "events", "deletion", "hotplug", "server"},
-    {"listener", "commands", "show", "migration"},
+    {"listener", "commands", "show", "migration", "installation"},
     {"daemon", "cli"},
     {"__main__"},
 ]

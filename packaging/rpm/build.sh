@@ -1,0 +1,48 @@
+#!/bin/sh
+# Builds the rpms and the source rpm of the working tree, uncommitted files and all, into OUTDIR.
+# On Fedora with its own macros; elsewhere with stand-ins, which is for looking at, not for use.
+# Needs no network. Prints the packages' paths, and the build's output if it fails.
+set -eu
+
+[ "$#" -eq 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
+mkdir -p "$1"
+outdir=$(cd "$1" && pwd)
+top=$(cd "$(dirname "$0")/../.." && pwd)
+# The distribution's own Python, whatever virtual environment this is called from.
+export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
+unset VIRTUAL_ENV PYTHONPATH PYTHONHOME
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+cd "$top"
+spec=packaging/rpm/vgpu-hook.spec
+version=$(sed -n 's/^Version: *//p' $spec)
+project=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
+[ "$version" = "$project" ] || {
+    echo "$0: $spec says $version, pyproject.toml says $project" >&2
+    exit 1
+}
+name=vgpu-hook-$version
+mkdir "$work/$name" "$work/SOURCES"
+# shellcheck disable=SC2016 # $file is for the inner sh
+git ls-files -z --cached --others --exclude-standard |
+    xargs -0 sh -c 'for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done' sh |
+    tar -c --null --no-recursion -T - | tar -x -C "$work/$name"
+tar -cz -f "$work/SOURCES/$name.tar.gz" -C "$work" "$name"
+rm -r "${work:?}/$name"
+
+set -- --define "_topdir $work" -ba $spec
+if [ "$(rpm --eval '%{?pyproject_wheel:there}')" != there ]; then
+    echo "$0: no Fedora here: built with stand-ins for its macros" >&2
+    grep -v '^#' packaging/rpm/stand-ins.macros >"$work/macros"
+    set -- --nodeps --load "$work/macros" "$@"
+fi
+if ! rpmbuild "$@" >"$work/log" 2>&1; then
+    cat "$work/log" >&2
+    exit 1
+fi
+find "$work/RPMS" "$work/SRPMS" -name '*.rpm' -exec mv {} "$outdir/" \;
+ls "$outdir"/*.rpm
