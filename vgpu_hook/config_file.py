@@ -26,6 +26,7 @@ class Paths(BaseModel, extra="forbid"):
     journal: str = "/run/systemd/journal/socket"
     state: str = "/var/lib/vgpu-hook"
     runtime: str = "/run/vgpu-hook"
+    hooks: str = "/etc/libvirt/hooks"
 
 
 class Policy(BaseModel, extra="forbid"):
@@ -96,4 +97,5 @@ def settings(text: str, path: str) -> Settings:
         reconcile_interval=file.daemon.reconcile,
         boot_commands=tuple(tuple(command) for command in file.boot.commands),
         boot_timeout=file.boot.timeout,
+        hooks=paths.hooks,
     )

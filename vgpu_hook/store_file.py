@@ -158,7 +158,7 @@ def _upgrade(connection: sqlite3.Connection, path: str) -> None:
     """Take the store to this program's version, a step at a time. Raises StoreError."""
     while (version := _version(connection)) != SCHEMA_VERSION:
         if not 0 < version < SCHEMA_VERSION:
-            raise _wrong_version(path, version)
+            raise wrong_version(path, version)
         try:
             connection.executescript(_transaction(_STEPS[version], version + 1))
         except sqlite3.OperationalError:
@@ -282,7 +282,8 @@ def _create(state: str, path: str) -> None:
         raise StoreError(f"store {path} can't be used: {error.message}", error.hint) from error
 
 
-def _wrong_version(path: str, version: int) -> StoreError:
+def wrong_version(path: str, version: int) -> StoreError:
+    """Return the StoreError for a store whose format this program does not know."""
     if version > SCHEMA_VERSION:
         return StoreError(
             f"store {path} has format {version}, newer than this program's {SCHEMA_VERSION}",

@@ -1,0 +1,160 @@
+"""The command: runs the checks, each in a child with a limit, and prints what they found.
+
+A check that does not return, or that fails, is a finding like any other: the rest is still run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable
+
+from vgpu_hook import bounded, config
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.catalogue import completed
+from vgpu_hook.config import Settings
+from vgpu_hook.doctor import (
+    confinement,
+    definitions,
+    hook_file,
+    hypervisor,
+    kernel,
+    records,
+    scripts,
+    service,
+)
+from vgpu_hook.doctor.findings import ERROR, WARNING, Finding, Report, Situation, run
+from vgpu_hook.host import Host
+from vgpu_hook.model import ConfigError, DeadlineExceeded, Parent, VgpuError
+from vgpu_hook.tables import as_json, table
+
+LIBVIRT, DEFINITIONS = "libvirt", "definitions"
+Check = Callable[[Situation], list[Finding]]
+
+LIMIT = 20.0
+"""Seconds for most checks; what they ask others has shorter limits."""
+
+KERNEL_LIMIT = 12.0
+"""Seconds for reading all parents: those that hang are read apart, and named (host.py)."""
+
+LIBVIRT_LIMIT = 10.0
+MANY_DOMAINS_LIMIT = 60.0
+
+CHECKS: tuple[tuple[str, Check, float], ...] = (
+    ("hook-file", hook_file.file, LIMIT),
+    ("hook-python", hook_file.python, LIMIT),
+    ("hook-seen", hook_file.seen, LIMIT),
+    ("other-hooks", scripts.check, LIMIT),
+    ("apparmor", confinement.apparmor, LIMIT),
+    ("selinux", confinement.selinux, LIMIT),
+    ("daemon", service.check, LIMIT),
+    ("store", records.check, LIMIT),
+    ("gpus", kernel.check, LIMIT),
+    (LIBVIRT, hypervisor.check, LIBVIRT_LIMIT),
+    (DEFINITIONS, definitions.check, MANY_DOMAINS_LIMIT),
+)
+"""In the order in which they are shown. The words are a part of the JSON format."""
+
+FORBIDDEN = re.compile(
+    "permission denied|not permitted|needs root|authentication|access denied", re.IGNORECASE
+)
+HANGS = "run: ps -ef | grep libvirt/hooks; then: systemctl restart libvirtd (or virtqemud)"
+AS_ROOT = "run it as root: sudo vgpu-hook doctor"
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Look for what is wrong; return 1 if anything is, 0 if not. Warnings are nothing wrong."""
+    findings, settings = _configuration()
+    found, parents = _parents(settings)
+    situation = Situation(
+        settings, arguments.connect, parents, os.environ.get("VGPU_HOOK_PYTHON") or None
+    )
+    findings += found
+    for name, check, limit in CHECKS:
+        if name != DEFINITIONS or not _count(findings, ERROR, LIBVIRT):
+            findings += _bounded(name, check, situation, limit)
+    if os.geteuid() != 0:
+        findings = [_not_seen(finding) for finding in findings]
+    _print(findings, arguments.format)
+    return 1 if _count(findings, ERROR) else 0
+
+
+def _configuration() -> tuple[list[Finding], Settings]:
+    """Return what is wrong with the configuration, and the settings; the defaults if it is."""
+    report = Report("config")
+    path = os.environ.get("VGPU_HOOK_CONFIG") or config.DEFAULT_PATH
+    settings = Settings()
+    try:
+        settings = config.load()
+    except ConfigError as error:
+        text = f"{error.message}; starts with a vGPU are refused; looked further with the defaults"
+        report.error(path, text, error.hint)
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            mode = f"uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
+            text = f"others than root can change it ({mode}), and its commands are run as root"
+            fix = f"{run('chown', 'root:root', path)}; {run('chmod', 'go-w', path)}"
+            report.error(path, text, fix)
+    if not report.findings:
+        report.ok(path, "it is valid" if os.path.exists(path) else "there is none: defaults")
+    return report.findings, settings
+
+
+def _parents(settings: Settings) -> tuple[list[Finding], tuple[Parent, ...] | None]:
+    report = Report("gpus")
+    try:
+        limit = Deadline(LIMIT)
+        return [], bounded.run(_read, settings, deadline=limit, doing="reading the GPUs")
+    except VgpuError as error:
+        report.error("this host", error.message, error.hint or "run: dmesg")
+        return report.findings, None
+
+
+def _read(settings: Settings) -> tuple[Parent, ...]:
+    found = Host(settings, "").parents(Deadline(KERNEL_LIMIT))
+    with contextlib.suppress(VgpuError), records.opened(settings) as opened:
+        return completed(found, opened.store.devices if opened is not None else None)
+    return completed(found, None)
+
+
+def _bounded(name: str, check: Check, situation: Situation, limit: float) -> list[Finding]:
+    report = Report(name)
+    try:
+        return bounded.run(check, situation, deadline=Deadline(limit), doing=f"the check {name}")
+    except DeadlineExceeded:
+        if name in (LIBVIRT, DEFINITIONS):
+            text = f"it has not answered within {limit:.0f} s: it hangs, or waits for a hook"
+            report.error(situation.uri, text, HANGS)
+        else:
+            text = f"what is asked for it has not answered within {limit:.0f} s"
+            report.error(f"check {name}", text, "run: dmesg")
+    except VgpuError as error:
+        report.error(f"check {name}", error.message, error.hint or "run: journalctl -p err -b")
+    return report.findings
+
+
+def _not_seen(finding: Finding) -> Finding:
+    """Who is not root may not look at everything; what that hides is not known to be wrong."""
+    if finding.severity != ERROR or not FORBIDDEN.search(finding.text):
+        return finding
+    text = f"it could not be looked at: {finding.text}"
+    return finding._replace(severity=WARNING, text=text, fix=AS_ROOT)
+
+
+def _print(findings: list[Finding], how: str) -> None:
+    errors, warnings = _count(findings, ERROR), _count(findings, WARNING)
+    if how == "json":
+        those = [finding._asdict() for finding in findings]
+        print(as_json({"errors": errors, "warnings": warnings, "findings": those}))
+        return
+    titles = ("Severity", "Check", "Object", "What was found", "What to do")
+    print(table(titles, [(f.severity, f.check, f.object, f.text, f.fix) for f in findings]))
+    print(f"{errors} errors, {warnings} warnings.")
+
+
+def _count(findings: list[Finding], severity: str, check: str = "") -> int:
+    return sum(f.severity == severity and check in ("", f.check) for f in findings)
