@@ -34,29 +34,24 @@ from vgpu_hook.tables import as_json, table
 LIBVIRT, DEFINITIONS = "libvirt", "definitions"
 Check = Callable[[Situation], list[Finding]]
 
-LIMIT = 20.0
-"""Seconds for most checks; what they ask others has shorter limits."""
-
-KERNEL_LIMIT = 12.0
-"""Seconds for reading all parents: those that hang are read apart, and named (host.py)."""
-
-LIBVIRT_LIMIT = 10.0
-MANY_DOMAINS_LIMIT = 60.0
-
-CHECKS: tuple[tuple[str, Check, float], ...] = (
-    ("hook-file", hook_file.file, LIMIT),
-    ("hook-python", hook_file.python, LIMIT),
-    ("hook-seen", hook_file.seen, LIMIT),
-    ("other-hooks", scripts.check, LIMIT),
-    ("apparmor", confinement.apparmor, LIMIT),
-    ("selinux", confinement.selinux, LIMIT),
-    ("daemon", service.check, LIMIT),
-    ("store", records.check, LIMIT),
-    ("gpus", kernel.check, LIMIT),
-    (LIBVIRT, hypervisor.check, LIBVIRT_LIMIT),
-    (DEFINITIONS, definitions.check, MANY_DOMAINS_LIMIT),
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("hook-file", hook_file.file),
+    ("hook-python", hook_file.python),
+    ("hook-seen", hook_file.seen),
+    ("other-hooks", scripts.check),
+    ("apparmor", confinement.apparmor),
+    ("selinux", confinement.selinux),
+    ("daemon", service.check),
+    ("store", records.check),
+    ("gpus", kernel.check),
+    (LIBVIRT, hypervisor.check),
+    (DEFINITIONS, definitions.check),
 )
 """In the order in which they are shown. The words are a part of the JSON format."""
+
+KERNEL_SHARE = 0.7
+"""Of a check's time, for reading all parents: those that hang are read apart, and named (host.py);
+the rest is for what then has to be told of them."""
 
 FORBIDDEN = re.compile(
     "permission denied|not permitted|needs root|authentication|access denied", re.IGNORECASE
@@ -68,14 +63,14 @@ AS_ROOT = "run it as root: sudo vgpu-hook doctor"
 def doctor(arguments: argparse.Namespace) -> int:
     """Look for what is wrong; return 1 if anything is, 0 if not. Warnings are nothing wrong."""
     findings, settings = _configuration()
-    found, parents = _parents(settings)
-    situation = Situation(
-        settings, arguments.connect, parents, os.environ.get("VGPU_HOOK_PYTHON") or None
-    )
+    python = os.environ.get("VGPU_HOOK_PYTHON") or None
+    situation = Situation(settings, arguments.connect, None, python)
+    found, parents = _parents(situation)
     findings += found
-    for name, check, limit in CHECKS:
+    situation = situation._replace(parents=parents)
+    for name, check in CHECKS:
         if name != DEFINITIONS or not _count(findings, ERROR, LIBVIRT):
-            findings += _bounded(name, check, situation, limit)
+            findings += _bounded(name, check, situation)
     if os.geteuid() != 0:
         findings = [_not_seen(finding) for finding in findings]
     _print(findings, arguments.format)
@@ -104,25 +99,27 @@ def _configuration() -> tuple[list[Finding], Settings]:
     return report.findings, settings
 
 
-def _parents(settings: Settings) -> tuple[list[Finding], tuple[Parent, ...] | None]:
+def _parents(situation: Situation) -> tuple[list[Finding], tuple[Parent, ...] | None]:
     report = Report("gpus")
     try:
-        limit = Deadline(LIMIT)
-        return [], bounded.run(_read, settings, deadline=limit, doing="reading the GPUs")
+        limit = Deadline(situation.limit)
+        return [], bounded.run(_read, situation, deadline=limit, doing="reading the GPUs")
     except VgpuError as error:
         report.error("this host", error.message, error.hint or "run: dmesg")
         return report.findings, None
 
 
-def _read(settings: Settings) -> tuple[Parent, ...]:
-    found = Host(settings, "").parents(Deadline(KERNEL_LIMIT))
+def _read(situation: Situation) -> tuple[Parent, ...]:
+    settings = situation.settings
+    found = Host(settings, "").parents(Deadline(situation.limit * KERNEL_SHARE))
     with contextlib.suppress(VgpuError), records.opened(settings) as opened:
         return completed(found, opened.store.devices if opened is not None else None)
     return completed(found, None)
 
 
-def _bounded(name: str, check: Check, situation: Situation, limit: float) -> list[Finding]:
+def _bounded(name: str, check: Check, situation: Situation) -> list[Finding]:
     report = Report(name)
+    limit = situation.limit
     try:
         return bounded.run(check, situation, deadline=Deadline(limit), doing=f"the check {name}")
     except DeadlineExceeded:

@@ -17,6 +17,7 @@ from vgpu_hook.model import (
     VENDOR_VFIO,
     Domain,
     DomainXmlError,
+    Parent,
     VgpuError,
     VgpuRequest,
     is_ours,
@@ -38,20 +39,22 @@ def check(situation: Situation) -> list[Finding]:
     for found in lint.check(domains, parents or ()):
         report.error(f"domain {found.domain!r}", f"{found.hostdev}: {found.problem}", found.fix)
     asking = [subject for subject in domains if subject.request or _own(subject)]
-    with contextlib.ExitStack() as stack:
-        planner = None
-        if parents is not None:
-            opened = None
-            with contextlib.suppress(VgpuError):  # the check of the store says so
-                opened = stack.enter_context(records.opened(situation.settings))
-            store = opened.store if opened is not None else None
-            planner = context.planner(situation.settings, store, parents, reserve=False)
-        for subject in asking:
-            before = len(report.findings)
-            _slots(report, subject, planner)
-            if len(report.findings) == before:
-                report.ok(f"domain {subject.name!r}", f"{len(subject.request)} vGPUs, in order")
+    planner = None if parents is None else _planner(situation, parents)
+    for subject in asking:
+        before = len(report.findings)
+        _slots(report, subject, planner)
+        if len(report.findings) == before:
+            report.ok(f"domain {subject.name!r}", f"{len(subject.request)} vGPUs, in order")
     return report.findings
+
+
+def _planner(situation: Situation, parents: tuple[Parent, ...]) -> Planner:
+    """Return what knows the offers; without the store's records if it can't be used."""
+    settings = situation.settings
+    with contextlib.suppress(VgpuError), records.opened(settings) as found:
+        store = found.store if found is not None else None
+        return context.planner(settings, store, parents, reserve=False)
+    return context.planner(settings, None, parents, reserve=False)
 
 
 def _definitions(report: Report, libvirt: Libvirt) -> list[Domain]:
@@ -81,7 +84,7 @@ def _slots(report: Report, subject: Domain, planner: Planner | None) -> None:
     for slot in _own(subject):
         if slot not in asked:
             text = f"slot {slot!r} has a hostdev of vgpu-hook's, but no request: {STARTS}"
-            report.error(who, text, f"run: vgpu-hook detach --slot {slot}  {name}")
+            report.error(who, text, f"run: vgpu-hook detach --slot {slot} {name}")
     for request in subject.request:
         _request(report, subject, request)
         if planner is not None:

@@ -13,6 +13,8 @@ OK = "ok"
 WARNING = "warning"
 ERROR = "error"
 
+LONGEST = 60.0
+
 HOOK = "qemu.d/50-vgpu-hook"
 """Our hook, below libvirt's folder of hooks."""
 
@@ -42,6 +44,11 @@ class Situation(NamedTuple):
     uri: str
     parents: tuple[Parent, ...] | None = None
     python: str | None = None
+
+    @property
+    def limit(self) -> float:
+        """Return how many seconds a check may take: as long as a call of the hook, or a minute."""
+        return min(self.settings.hook_deadline, LONGEST)
 
 
 class Report:

@@ -24,7 +24,9 @@ GREETING = re.compile(r"vgpu-hook (\d+) \(")
 """In the hook's text: what it starts, and the version of the protocol that it speaks."""
 
 LOAD = "import vgpu_hook.hook, vgpu_hook.operations as o; print(vgpu_hook.__version__, o.__file__)"
-TIMEOUT = 15.0
+LOADING_SHARE = 0.9
+"""Of a check's time."""
+
 OURS = "vgpu_hook.hook"
 
 
@@ -97,11 +99,12 @@ def python(situation: Situation) -> list[Finding]:
     hook = os.path.join(situation.settings.hooks, HOOK)
     named = PYTHON.search(read(hook)) if os.path.isfile(hook) else None
     program = situation.python or (named[1] if named else "/usr/bin/python3")
+    limit = situation.limit * LOADING_SHARE
     try:
         done = subprocess.run(
             [program, "-I", "-B", "-X", "utf8", "-c", LOAD],
             capture_output=True,
-            timeout=TIMEOUT,
+            timeout=limit,
             cwd="/",
             text=True,
             errors="replace",
@@ -111,7 +114,7 @@ def python(situation: Situation) -> list[Finding]:
         report.error(program, text, reinstall())
         return report.findings
     except subprocess.TimeoutExpired:
-        text = f"it has not loaded vgpu_hook within {TIMEOUT:.0f} s"
+        text = f"it has not loaded vgpu_hook within {limit:.0f} s"
         report.error(program, text, f"try: {program} -I -X utf8 -c 'import vgpu_hook.hook'")
         return report.findings
     version, _, place = done.stdout.strip().partition(" ")
@@ -163,12 +166,12 @@ def _seen_by(report: Report, daemon: Running, hook: str, situation: Situation) -
     if called is not None and called >= daemon.looked:
         report.ok(subject, "it has called the hook since it looked for hooks last")
         return
-    text = "it looked for hooks before the hook came"
+    text = "it looked for hooks before this one came or was changed"
     if called is None:
-        text = f"{text}, so that it never calls it"
+        text = f"{text}, and no call of it is on record: it does not call it"
         report.error(subject, text, daemon.reload)
     else:
-        report.warning(subject, f"{text}, or was changed: it may not call it", daemon.reload)
+        report.warning(subject, f"{text}: it may not call it", daemon.reload)
 
 
 def is_run(path: str) -> bool:

@@ -45,7 +45,10 @@ def opened(settings: Settings) -> Iterator[Opened | None]:
     if path is None:
         yield None
         return
-    database = Database(store_file.connect(path, WAIT), path)
+    # SQLite's log is taken over by the last who closes the store for writing, and left behind by
+    # who only reads it.
+    mode = "ro" if os.path.lexists(f"{path}-wal") else "rw"
+    database = Database(store_file.connect(path, WAIT, mode), path)
     with contextlib.closing(database):
         database.execute("PRAGMA query_only = ON")
         version = int(database.execute("PRAGMA user_version").fetchone()[0])
@@ -69,7 +72,7 @@ def check(situation: Situation) -> list[Finding]:
             if found is None:
                 report.ok(path, "there is none yet: nothing was ever recorded")
                 return report.findings
-            damage = store_file.check(settings.state)
+            damage = store_file.damage(found.database)
             if damage:
                 text = f"it is damaged: {damage[0]}"
                 report.error(path, text, f"copy it, then {run('vgpu-hook', 'store', 'set-aside')}")

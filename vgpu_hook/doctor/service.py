@@ -17,8 +17,8 @@ from vgpu_hook.server import SOCKET
 
 UNIT = "vgpu-hookd.service"
 SOCKET_UNIT = "vgpu-hookd.socket"
-WAIT = 3.0
-"""Seconds: the hook itself waits for two (hooks/qemu)."""
+WAITING_SHARE = 0.5
+"""Of a check's time. The hook itself waits for two seconds, and then does without it."""
 
 GREETING = re.compile(rb"vgpu-hook (\d+) ")
 ROLE = "VMs with a vGPU start without it, but slower; definitions and orphans are left as they are"
@@ -41,7 +41,8 @@ def check(situation: Situation) -> list[Finding]:
         pass
     except VgpuError as error:
         report.error(situation.settings.runtime, error.message, error.hint)
-    _ask(report, os.path.join(situation.settings.runtime, SOCKET))
+    path = os.path.join(situation.settings.runtime, SOCKET)
+    _ask(report, path, situation.limit * WAITING_SHARE)
     return report.findings
 
 
@@ -59,10 +60,10 @@ def _start() -> str:
     return run("systemctl", "restart", SOCKET_UNIT, UNIT)
 
 
-def _ask(report: Report, path: str) -> None:
+def _ask(report: Report, path: str, wait: float) -> None:
     said = b""
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as peer:
-        peer.settimeout(WAIT)
+        peer.settimeout(wait)
         try:
             peer.connect(path)
             uid = struct.unpack("iII", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[
@@ -73,7 +74,7 @@ def _ask(report: Report, path: str) -> None:
             report.error(path, f"nobody serves there: vgpu-hookd does not run. {ROLE}", _start())
             return
         except TimeoutError:
-            text = f"vgpu-hookd has not greeted within {WAIT:.0f} s: it hangs. {ROLE}"
+            text = f"vgpu-hookd has not greeted within {wait:.0f} s: it hangs. {ROLE}"
             report.error(path, text, _start())
             return
         except OSError as error:

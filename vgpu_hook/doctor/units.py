@@ -20,7 +20,8 @@ from vgpu_hook.sysfs import Roots
 LIBVIRT_DAEMONS = ("libvirtd", "virtqemud")
 """Those that run QEMU's VMs, and so call its hook; one of them is in use (facts A11)."""
 
-TIMEOUT = 5.0
+TIMEOUT = 10.0
+"""Seconds for systemctl, that asks systemd and waits for nothing else."""
 ACTIVE = ("active", "reloading")
 START = re.compile(r"start_time=\[([^]]*)\]")
 STARTTIME = 19
