@@ -43,11 +43,12 @@ def check(situation: Situation) -> list[Finding]:
     release = os.uname().release
     report.ok(situation.uri, f"libvirt {text(own)} answers, with QEMU {text(qemu)} on {release}")
     report.check = "versions"
-    _versions(report, situation, own, qemu, release)
+    versions(report, situation, own, qemu, release)
     return report.findings
 
 
-def _versions(report: Report, situation: Situation, own: int, qemu: int, release: str) -> None:
+def versions(report: Report, situation: Situation, own: int, qemu: int, release: str) -> None:
+    """Add what libvirt, QEMU and the kernel of these versions can't do."""
     before = len(report.findings)
     libvirt_, fix = f"libvirt {text(own)}", "upgrade libvirt"
     if own < OLDEST_LIBVIRT:
