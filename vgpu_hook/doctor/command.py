@@ -121,7 +121,9 @@ def _bounded(name: str, check: Check, situation: Situation) -> list[Finding]:
     report = Report(name)
     limit = situation.limit
     try:
-        return bounded.run(check, situation, deadline=Deadline(limit), doing=f"the check {name}")
+        return bounded.run(
+            _checked, check, situation, deadline=Deadline(limit), doing=f"the check {name}"
+        )
     except DeadlineExceeded:
         if name in (LIBVIRT, DEFINITIONS):
             text = f"it has not answered within {limit:.0f} s: it hangs, or waits for a hook"
@@ -132,6 +134,14 @@ def _bounded(name: str, check: Check, situation: Situation) -> list[Finding]:
     except VgpuError as error:
         report.error(f"check {name}", error.message, error.hint or "run: journalctl -p err -b")
     return report.findings
+
+
+def _checked(check: Check, situation: Situation) -> list[Finding]:
+    """Run a check; a file that can't be looked at ends it. Raises VgpuError."""
+    try:
+        return check(situation)
+    except OSError as error:
+        raise VgpuError(f"{error.filename or check.__module__}: {error.strerror}") from error
 
 
 def _not_seen(finding: Finding) -> Finding:

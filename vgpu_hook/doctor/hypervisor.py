@@ -57,10 +57,9 @@ def versions(report: Report, situation: Situation, own: int, qemu: int, release:
     if VENDOR_VFIO in frameworks and own < VFS_SINCE:
         text_ = f"it can't start VMs on VFs that stay on NVIDIA's driver: {text(VFS_SINCE)} can"
         report.error(libvirt_, text_, fix)
-    if frameworks and own < LIBVIRT_CROSSES:
+    if {MDEV, VENDOR_VFIO} <= frameworks and own < LIBVIRT_CROSSES:
         text_ = f"a VM can't go from a mediated device to a VF: {text(LIBVIRT_CROSSES)} can"
-        if frameworks == {MDEV, VENDOR_VFIO}:
-            report.warning(libvirt_, text_, fix)
+        report.warning(libvirt_, text_, fix)
     kernel = kernel_version(release)
     needs: tuple[tuple[str, Any, str], ...] = (
         (libvirt_, own < LIBVIRT_MIGRATES, text(LIBVIRT_MIGRATES)),
