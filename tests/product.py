@@ -36,6 +36,8 @@ class Product:
         self.sim = sim
         self.state = folder / "state"
         self.runtime = folder / "runtime"
+        self.hooks = folder / "hooks"
+        """libvirt's folder of hooks, as `doctor` is told of it; not made."""
         self.config = folder / "vgpu-hook.toml"
         self.python = [sys.executable, "-I", "-m"]
         """How a module of the product is run; tests/simlibvirt puts another libvirt in its way."""
@@ -45,7 +47,8 @@ class Product:
         self.config.write_text(
             f"[paths]\nsysfs = '{self.sim.sys}'\nproc = '{self.sim.proc}'\n"
             f"dev = '{self.sim.dev}'\nstate = '{self.state}'\nruntime = '{self.runtime}'\n"
-            f"journal = '{self.state.parent}/no-journal'\n[deadlines]\nhook = {deadline}\n{extra}\n"
+            f"journal = '{self.state.parent}/no-journal'\nhooks = '{self.hooks}'\n"
+            f"[deadlines]\nhook = {deadline}\n{extra}\n"
         )
 
     @property

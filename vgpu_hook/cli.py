@@ -100,6 +100,15 @@ def parser() -> argparse.ArgumentParser:
     _connect(lint)
     _format(lint)
 
+    doctor = _add(
+        commands,
+        "doctor",
+        "look for what is wrong here, and what mends it; exit status 1 if anything is",
+        home="doctor.command",
+    )
+    _connect(doctor)
+    _format(doctor)
+
     migrate = _add(
         commands,
         "check-migrate",

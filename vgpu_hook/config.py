@@ -37,6 +37,7 @@ class Settings(NamedTuple):
     reconcile_interval: float = 60.0
     boot_commands: tuple[tuple[str, ...], ...] = ()
     boot_timeout: float = 120.0
+    hooks: str = "/etc/libvirt/hooks"
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:

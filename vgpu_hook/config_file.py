@@ -28,6 +28,7 @@ class Paths(BaseModel, extra="forbid"):
     )
     state: str = Field(default="/var/lib/vgpu-hook", description="the store of assignments")
     runtime: str = Field(default="/run/vgpu-hook", description="locks, and vgpu-hookd's socket")
+    hooks: str = Field(default="/etc/libvirt/hooks", description="where libvirt looks for hooks")
 
 
 class Policy(BaseModel, extra="forbid"):
@@ -119,4 +120,5 @@ def settings(text: str, path: str) -> Settings:
         reconcile_interval=file.daemon.reconcile,
         boot_commands=tuple(tuple(command) for command in file.boot.commands),
         boot_timeout=file.boot.timeout,
+        hooks=paths.hooks,
     )

@@ -158,7 +158,7 @@ def _upgrade(connection: sqlite3.Connection, path: str) -> None:
     """Take the store to this program's version, a step at a time. Raises StoreError."""
     while (version := _version(connection)) != SCHEMA_VERSION:
         if not 0 < version < SCHEMA_VERSION:
-            raise _wrong_version(path, version)
+            raise wrong_version(path, version)
         try:
             connection.executescript(_transaction(_STEPS[version], version + 1))
         except sqlite3.OperationalError:
@@ -184,11 +184,14 @@ def check(state: str) -> list[str]:
         return []
     try:
         with contextlib.closing(connect(path, 5)) as connection:
-            found = [row[0] for row in connection.execute("PRAGMA integrity_check")]
-    except sqlite3.Error as error:
-        raise store_error(path, error) from error
+            return damage(Database(connection, path))
     finally:
         store.close()
+
+
+def damage(database: Database) -> list[str]:
+    """Return what SQLite's integrity check finds wrong with an open store. Raises StoreError."""
+    found = [row[0] for row in database.execute("PRAGMA integrity_check")]
     return [] if found == ["ok"] else found
 
 
@@ -214,13 +217,13 @@ def set_aside(state: str) -> str | None:
     return target
 
 
-def connect(path: str, wait: float) -> sqlite3.Connection:
-    """Open an existing file read-write; never makes one."""
+def connect(path: str, wait: float, mode: str = "rw") -> sqlite3.Connection:
+    """Open an existing file, read-write unless `mode` is `ro`; never makes one."""
     require_safe(path)
     quoted = path.replace("%", "%25").replace("?", "%3f").replace("#", "%23")
     try:
         return sqlite3.connect(
-            f"file:{quoted}?mode=rw",
+            f"file:{quoted}?mode={mode}",
             uri=True,
             timeout=wait,
             isolation_level=None,
@@ -282,7 +285,8 @@ def _create(state: str, path: str) -> None:
         raise StoreError(f"store {path} can't be used: {error.message}", error.hint) from error
 
 
-def _wrong_version(path: str, version: int) -> StoreError:
+def wrong_version(path: str, version: int) -> StoreError:
+    """Return the StoreError for a store whose format this program does not know."""
     if version > SCHEMA_VERSION:
         return StoreError(
             f"store {path} has format {version}, newer than this program's {SCHEMA_VERSION}",

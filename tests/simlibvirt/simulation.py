@@ -32,7 +32,7 @@ class Simulation:
         self.server = Server(self.libvirt, folder)
         self.pids: dict[str, list[int]] = {}
         """By domain's UUID: who has its devices open. One process can't hold two."""
-        self._daemon: subprocess.Popen[bytes] | None = None
+        self.daemon: subprocess.Popen[bytes] | None = None
         self._profile = profile
         """One that the host has room for."""
         self._barriers = 0
@@ -49,9 +49,9 @@ class Simulation:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if self._daemon is not None:
-            self._daemon.kill()
-            self._daemon.wait()
+        if self.daemon is not None:
+            self.daemon.kill()
+            self.daemon.wait()
         self.server.__exit__(kind, value, trace)
 
     def configure(self, reconcile: int = 3600) -> None:
@@ -65,7 +65,7 @@ class Simulation:
 
     def start_daemon(self) -> None:
         """Start vgpu-hookd and wait until it listens."""
-        self._daemon = self.product.daemon()
+        self.daemon = self.product.daemon()
         self.wait_until_connected()
 
     def wait_until_connected(self) -> None:

@@ -39,6 +39,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     settings = load(
         tmp_path / "c",
         "[paths]\nsysfs='/s'\nproc='/p'\ndev='/d'\njournal='/j'\nstate='/st'\nruntime='/r'\n"
+        "hooks='/h'\n"
         "[policy]\nplacement='pack'\n[deadlines]\nhook=5\n[gpu.'0000:AA:00.0']\nuse=false\n"
         "[daemon]\nlibvirt='qemu:///x'\nreconcile=7\n"
         "[boot]\ncommands=[['a', 'b']]\ntimeout=9\n",
@@ -54,6 +55,7 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         reconcile_interval=7.0,
         boot_commands=(("a", "b"),),
         boot_timeout=9.0,
+        hooks="/h",
     )
     assert tuple(settings.roots) == ("/s", "/p", "/d", "/j")
 

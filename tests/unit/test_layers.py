@@ -27,6 +27,11 @@ LAYERS = [
     {"lint", "report", "libvirtd", "tables", "context", "bootgate", "remote"},
     {"reconcile", "events", "deletion", "hotplug", "server"},
     {"listener", "commands", "show", "migration", "installation"},
+    {"doctor", "doctor.findings", "doctor.units"},
+    {"doctor.confinement", "doctor.hypervisor", "doctor.kernel", "doctor.records"},
+    {"doctor.definitions", "doctor.hook_file", "doctor.service"},
+    {"doctor.scripts"},
+    {"doctor.command"},
     {"daemon", "cli"},
     {"__main__"},
 ]

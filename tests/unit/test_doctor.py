@@ -1,0 +1,300 @@
+"""The checks of `vgpu-hook doctor` that need what no test host has: SELinux, AppArmor's labels,
+systemd's own words, an old kernel. On plain folders in place of /sys, /proc and /etc/apparmor.d."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from pathlib import Path
+
+import pytest
+
+from vgpu_hook.config import Settings
+from vgpu_hook.doctor import confinement, hypervisor, kernel, scripts, units
+from vgpu_hook.doctor.findings import Finding, Report, Situation
+from vgpu_hook.model import MDEV, VENDOR_VFIO, Parent
+from vgpu_hook.sysfs import Roots
+
+PID = 4711
+PROFILE = """
+profile libvirtd /usr/sbin/libvirtd flags=(attach_disconnected) {
+  #include <abstractions/base>
+  /usr/bin/* PUx,
+  /etc/libvirt/hooks/** rmix,
+}
+"""
+
+
+class Host:
+    """A plain folder with what a check looks at."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.profiles = folder / "apparmor.d"
+        roots = Roots(*(str(folder / name) for name in ("sys", "proc", "dev", "journal")))
+        self.situation = Situation(Settings(roots=roots), "qemu:///system")
+        for name in ("sys", "proc", "dev/vfio"):
+            (folder / name).mkdir(parents=True)
+
+    def write(self, path: str, text: str) -> None:
+        file = self.folder / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text)
+
+    def process(self, pid: int, comm: str, ticks: int = 100) -> None:
+        self.write(f"proc/{pid}/comm", f"{comm}\n")
+        fields = ["S", "1", *["0"] * 17, str(ticks), "0", "0"]
+        self.write(f"proc/{pid}/stat", f"{pid} ({comm}) {' '.join(fields)}\n")
+
+    def systemctl(self, text: str, status: int = 0) -> None:
+        self.write("answer", text)
+        self.write("bin/systemctl", f"#!/bin/sh\ncat {self.folder}/answer; exit {status}\n")
+        (self.folder / "bin/systemctl").chmod(0o755)
+
+
+@pytest.fixture
+def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
+    made = Host(tmp_path)
+    made.systemctl("System has not been booted with systemd as init system\n", 1)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{os.environ['PATH']}")
+    return made
+
+
+def severities(found: list[Finding]) -> list[tuple[str, str]]:
+    return [(finding.check, finding.severity) for finding in found]
+
+
+# -- systemd and /proc ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("start", "reloaded", "looked"),
+    [
+        ("@1700000000", "n/a", 1_700_000_000),
+        ("@1700000000", "@1700000100", 1_700_000_100),
+        ("Tue 2023-11-14 22:13:20 UTC", "Tue 2023-11-14 22:15:00 UTC", 1_700_000_100),
+        ("", "", 0),
+    ],
+)
+def test_a8_a_daemon_has_looked_at_its_start_or_at_its_last_reload(
+    host: Host, start: str, reloaded: str, looked: float
+) -> None:
+    host.systemctl(
+        f"ActiveState=active\nMainPID={PID}\nExecMainStartTimestamp={start}\n"
+        "ExecReload={ path=/bin/kill ; argv[]=/bin/kill -HUP $MAINPID ; ignore_errors=no ;"
+        f" start_time=[{reloaded}] ; stop_time=[{reloaded}] ; pid=8 ; code=exited ; status=0 }}\n"
+    )
+    found = units.libvirt_daemons(host.situation.settings.roots)
+    assert [(d.name, d.pid, d.looked) for d in found] == [
+        ("libvirtd", PID, looked),
+        ("virtqemud", PID, looked),
+    ]
+    assert found[1].reload == "run: systemctl reload virtqemud.service"
+
+
+@pytest.mark.parametrize("answer", ["ActiveState=inactive\nMainPID=0\n", ""])
+def test_a_daemon_that_is_not_active_for_systemd_is_looked_for_in_proc(
+    host: Host, answer: str
+) -> None:
+    host.systemctl(answer)
+    assert units.libvirt_daemons(host.situation.settings.roots) == []
+    host.process(PID, "virtqemud", ticks=0)
+    host.process(7, "virtlogd")
+    host.write("proc/8/comm", "libvirtd\n")  # it ends while it is looked at
+    (found,) = units.libvirt_daemons(host.situation.settings.roots)
+    assert (found.name, found.pid, found.reload) == ("virtqemud", PID, f"run: kill -HUP {PID}")
+    booted = time.time() - time.clock_gettime(time.CLOCK_BOOTTIME)
+    assert found.looked == pytest.approx(booted, abs=5)
+
+
+def test_where_there_is_no_systemctl(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(host.folder / "none"))
+    assert units.show("libvirtd.service", "ActiveState") is None
+
+
+# -- AppArmor ---------------------------------------------------------------------------
+
+
+def apparmor(host: Host) -> list[Finding]:
+    return confinement.apparmor(host.situation, str(host.profiles))
+
+
+@pytest.mark.parametrize("attribute", ["attr/apparmor/current", "attr/current"])
+def test_a12_a_profile_that_lets_hooks_run(host: Host, attribute: str) -> None:
+    host.process(PID, "libvirtd")
+    host.write(f"proc/{PID}/{attribute}", "libvirtd (enforce)\n")
+    host.write("apparmor.d/usr.sbin.libvirtd", PROFILE)
+    assert severities(apparmor(host)) == [("apparmor", "ok")]
+
+
+@pytest.mark.parametrize(
+    "rule", ["", "#/etc/libvirt/hooks/** rmix,", "/etc/libvirt/hooks/** rm,", "/etc/** rw,"]
+)
+def test_a12_a_profile_that_does_not(host: Host, rule: str) -> None:
+    host.process(PID, "libvirtd")
+    host.write(f"proc/{PID}/attr/current", "libvirtd (enforce)\n")
+    text = PROFILE.replace("/etc/libvirt/hooks/** rmix,", rule)
+    host.write("apparmor.d/usr.sbin.libvirtd", text)
+    (found,) = apparmor(host)
+    assert found.severity == "error"
+    local = f"{host.profiles}/local/usr.sbin.libvirtd"
+    assert f"add to {local}: /etc/libvirt/hooks/** rmix," in found.fix
+    assert f"run: apparmor_parser -r {host.profiles}/usr.sbin.libvirtd" in found.fix
+    host.write("apparmor.d/local/usr.sbin.libvirtd", "  /etc/libvirt/hooks/** rmix,\n")
+    assert severities(apparmor(host)) == [("apparmor", "ok")]
+
+
+@pytest.mark.parametrize("label", ["unconfined", "libvirtd (complain)"])
+def test_a_daemon_that_apparmor_does_not_confine(host: Host, label: str) -> None:
+    host.process(PID, "libvirtd")
+    host.write(f"proc/{PID}/attr/current", f"{label}\n")
+    assert severities(apparmor(host)) == [("apparmor", "ok")]
+
+
+def test_a_profile_that_is_nowhere_is_told(host: Host) -> None:
+    host.process(PID, "libvirtd")
+    host.write(f"proc/{PID}/attr/current", "libvirtd (enforce)\n")
+    assert severities(apparmor(host)) == [("apparmor", "warning")]
+
+
+def test_selinux_contexts_are_no_labels_of_apparmor(host: Host) -> None:
+    host.process(PID, "virtqemud")
+    host.write(f"proc/{PID}/attr/current", "system_u:system_r:virtqemud_t:s0\0")
+    assert apparmor(host) == []
+
+
+# -- SELinux ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("enforce", "boolean", "severity", "fix"),
+    [
+        (None, None, None, ""),
+        ("0", "0 0", "ok", ""),
+        ("1", "1 1", "ok", ""),
+        ("1", "0 0", "error", "run: setsebool -P virt_hooks_unconfined on"),
+        ("1", None, "warning", "ausearch"),
+    ],
+)
+def test_selinux(
+    host: Host, enforce: str | None, boolean: str | None, severity: str | None, fix: str
+) -> None:
+    if enforce is not None:
+        host.write("sys/fs/selinux/enforce", enforce)
+    if boolean is not None:
+        host.write("sys/fs/selinux/booleans/virt_hooks_unconfined", boolean)
+    found = confinement.selinux(host.situation)
+    assert [finding.severity for finding in found] == ([severity] if severity else [])
+    assert all(fix in finding.fix for finding in found)
+
+
+# -- the kernel -------------------------------------------------------------------------
+
+
+def on_parents(host: Host, *parents: Parent) -> list[Finding]:
+    return kernel.check(host.situation._replace(parents=parents))
+
+
+def test_vfs_without_an_iommu_group(host: Host) -> None:
+    vfs = [Parent(VENDOR_VFIO, f"0000:41:00.{n}", "0000:41:00.0", ()) for n in (4, 5)]
+    host.write("sys/bus/pci/devices/0000:41:00.4/iommu_group/type", "DMA\n")
+    found = {f.check: f for f in on_parents(host, *vfs) if f.severity == "error"}
+    assert "1 of 2 VFs have no IOMMU group (0000:41:00.5)" in found["iommu"].text
+    assert "intel_iommu=on" in found["iommu"].fix
+
+
+@pytest.mark.parametrize("driver", [True, False])
+def test_d3_a_kernel_whose_vfio_mdev_is_a_module_of_its_own(host: Host, *, driver: bool) -> None:
+    (host.folder / "sys/bus/mdev/drivers").mkdir(parents=True)
+    if driver:
+        (host.folder / "sys/bus/mdev/drivers/vfio_mdev").mkdir()
+    found = [f for f in on_parents(host, Parent(MDEV, "mtty", "mtty", ())) if f.check == "modules"]
+    assert [f.fix for f in found] == ([] if driver else ["run: modprobe vfio_mdev"])
+
+
+def test_a_host_without_vfio(host: Host) -> None:
+    (host.folder / "dev/vfio").rmdir()
+    found = [f for f in on_parents(host, Parent(MDEV, "mtty", "mtty", ())) if f.check == "modules"]
+    assert [(f.severity, f.fix) for f in found] == [("error", "run: modprobe vfio-pci")]
+
+
+# -- versions ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("libvirt", "qemu", "release", "found"),
+    [
+        (11_003_000, 10_000_000, "6.12.43+deb13-amd64", []),
+        (9_000_000, 7_002_000, "6.1.0-42-amd64", ["QEMU 7.2.0"]),
+        (8_005_000, 8_001_000, "6.1.0", ["libvirt 8.5.0", "libvirt 8.5.0"]),
+        (9_000_000, 8_001_000, "5.15.0-101-generic", ["kernel 5.15.0-101-generic"]),
+        (9_000_000, 8_001_000, "odd", []),
+    ],
+)
+def test_c4_versions_that_can_move_no_running_vm(
+    host: Host, libvirt: int, qemu: int, release: str, found: list[str]
+) -> None:
+    report = Report("versions")
+    hypervisor.versions(report, host.situation, libvirt, qemu, release)
+    assert [f.object for f in report.findings if f.severity != "ok"] == found
+
+
+# -- other scripts ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "severity"),
+    [
+        ("virsh start other", "error"),
+        ("exec /usr/bin/virsh -c qemu:///system list", "error"),
+        ("import libvirt", "error"),
+        ("    from libvirt import open", "error"),
+        ("conn = libvirt.openReadOnly(None)", "error"),
+        ("virt-xml $1 --edit --memory 512", "error"),
+        ("# virsh start other", "ok"),
+        ("ls /etc/libvirt/hooks", "ok"),
+        ("systemctl start mdevctl", "warning"),
+        ("echo 1 > /sys/bus/mdev/devices/$UUID/remove", "warning"),
+        ("echo 558 > nvidia/current_vgpu_type", "warning"),
+    ],
+)
+def test_a10_what_a_script_does(host: Host, line: str, severity: str) -> None:
+    hooks = host.folder / "hooks"
+    host.write("hooks/qemu", f"#!/bin/sh\n{line}\n")
+    (hooks / "qemu").chmod(0o755)
+    settings = host.situation.settings._replace(hooks=str(hooks))
+    (found,) = scripts.check(host.situation._replace(settings=settings))
+    assert (found.severity, found.object) == (severity, str(hooks / "qemu"))
+
+
+@pytest.mark.parametrize(
+    ("name", "severity"),
+    [
+        ("10-x.dpkg-new", "error"),
+        ("10-x.rpmsave", "error"),
+        ("10-x~", "error"),
+        ("10-x.bak", "error"),
+        (".10-x.swp", "error"),
+        ("10-x.sh", "ok"),
+    ],
+)
+def test_a7_left_over_copies_that_libvirt_runs(host: Host, name: str, severity: str) -> None:
+    host.write(f"hooks/qemu.d/{name}", "#!/bin/sh\n")
+    path = host.folder / "hooks/qemu.d" / name
+    path.chmod(0o755)
+    settings = host.situation.settings._replace(hooks=str(host.folder / "hooks"))
+    (found,) = scripts.check(host.situation._replace(settings=settings))
+    assert found.severity == severity
+    assert found.fix == (f"run: chmod a-x {shlex.quote(str(path))}" if severity == "error" else "")
+
+
+def test_g14_a_link_out_of_the_folder(host: Host) -> None:
+    host.write("libexec/x", "#!/bin/sh\n")
+    (host.folder / "libexec/x").chmod(0o755)
+    (host.folder / "hooks/qemu.d").mkdir(parents=True)
+    (host.folder / "hooks/qemu.d/10-x").symlink_to("../../libexec/x")
+    settings = host.situation.settings._replace(hooks=str(host.folder / "hooks"))
+    (found,) = scripts.check(host.situation._replace(settings=settings))
+    assert found.severity == "warning"
+    assert found.fix.startswith("run: install -m 0755 --remove-destination ")

@@ -1,0 +1,167 @@
+"""The command: runs the checks, each in a child with a limit, and prints what they found.
+
+A check that does not return, or that fails, is a finding like any other: the rest is still run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Callable
+
+from vgpu_hook import bounded, config
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.catalogue import completed
+from vgpu_hook.config import Settings
+from vgpu_hook.doctor import (
+    confinement,
+    definitions,
+    hook_file,
+    hypervisor,
+    kernel,
+    records,
+    scripts,
+    service,
+)
+from vgpu_hook.doctor.findings import ERROR, WARNING, Finding, Report, Situation, run
+from vgpu_hook.host import Host
+from vgpu_hook.model import ConfigError, DeadlineExceeded, Parent, VgpuError
+from vgpu_hook.tables import as_json, table
+
+LIBVIRT, DEFINITIONS = "libvirt", "definitions"
+Check = Callable[[Situation], list[Finding]]
+
+CHECKS: tuple[tuple[str, Check], ...] = (
+    ("hook-file", hook_file.file),
+    ("hook-python", hook_file.python),
+    ("hook-seen", hook_file.seen),
+    ("other-hooks", scripts.check),
+    ("apparmor", confinement.apparmor),
+    ("selinux", confinement.selinux),
+    ("daemon", service.check),
+    ("store", records.check),
+    ("gpus", kernel.check),
+    (LIBVIRT, hypervisor.check),
+    (DEFINITIONS, definitions.check),
+)
+"""In the order in which they are shown. The words are a part of the JSON format."""
+
+KERNEL_SHARE = 0.7
+"""Of a check's time, for reading all parents: those that hang are read apart, and named (host.py);
+the rest is for what then has to be told of them."""
+
+FORBIDDEN = re.compile(
+    "permission denied|not permitted|needs root|authentication|access denied", re.IGNORECASE
+)
+HANGS = "run: ps -ef | grep libvirt/hooks; then: systemctl restart libvirtd (or virtqemud)"
+AS_ROOT = "run it as root: sudo vgpu-hook doctor"
+
+
+def doctor(arguments: argparse.Namespace) -> int:
+    """Look for what is wrong; return 1 if anything is, 0 if not. Warnings are nothing wrong."""
+    findings, settings = _configuration()
+    python = os.environ.get("VGPU_HOOK_PYTHON") or None
+    situation = Situation(settings, arguments.connect, None, python)
+    found, parents = _parents(situation)
+    findings += found
+    situation = situation._replace(parents=parents)
+    for name, check in CHECKS:
+        if name != DEFINITIONS or not _count(findings, ERROR, LIBVIRT):
+            findings += _bounded(name, check, situation)
+    if os.geteuid() != 0:
+        findings = [_not_seen(finding) for finding in findings]
+    _print(findings, arguments.format)
+    return 1 if _count(findings, ERROR) else 0
+
+
+def _configuration() -> tuple[list[Finding], Settings]:
+    """Return what is wrong with the configuration, and the settings; the defaults if it is."""
+    report = Report("config")
+    path = os.environ.get("VGPU_HOOK_CONFIG") or config.DEFAULT_PATH
+    settings = Settings()
+    try:
+        settings = config.load()
+    except ConfigError as error:
+        text = f"{error.message}; starts with a vGPU are refused; looked further with the defaults"
+        report.error(path, text, error.hint)
+    with contextlib.suppress(OSError):
+        found = os.stat(path)
+        if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
+            mode = f"uid {found.st_uid}, mode {stat.S_IMODE(found.st_mode):04o}"
+            text = f"others than root can change it ({mode}), and its commands are run as root"
+            fix = f"{run('chown', 'root:root', path)}; {run('chmod', 'go-w', path)}"
+            report.error(path, text, fix)
+    if not report.findings:
+        report.ok(path, "it is valid" if os.path.exists(path) else "there is none: defaults")
+    return report.findings, settings
+
+
+def _parents(situation: Situation) -> tuple[list[Finding], tuple[Parent, ...] | None]:
+    report = Report("gpus")
+    try:
+        limit = Deadline(situation.limit)
+        return [], bounded.run(_read, situation, deadline=limit, doing="reading the GPUs")
+    except VgpuError as error:
+        report.error("this host", error.message, error.hint or "run: dmesg")
+        return report.findings, None
+
+
+def _read(situation: Situation) -> tuple[Parent, ...]:
+    settings = situation.settings
+    found = Host(settings, "").parents(Deadline(situation.limit * KERNEL_SHARE))
+    with contextlib.suppress(VgpuError), records.opened(settings) as opened:
+        return completed(found, opened.store.devices if opened is not None else None)
+    return completed(found, None)
+
+
+def _bounded(name: str, check: Check, situation: Situation) -> list[Finding]:
+    report = Report(name)
+    limit = situation.limit
+    try:
+        return bounded.run(
+            _checked, check, situation, deadline=Deadline(limit), doing=f"the check {name}"
+        )
+    except DeadlineExceeded:
+        if name in (LIBVIRT, DEFINITIONS):
+            text = f"it has not answered within {limit:.0f} s: it hangs, or waits for a hook"
+            report.error(situation.uri, text, HANGS)
+        else:
+            text = f"what is asked for it has not answered within {limit:.0f} s"
+            report.error(f"check {name}", text, "run: dmesg")
+    except VgpuError as error:
+        report.error(f"check {name}", error.message, error.hint or "run: journalctl -p err -b")
+    return report.findings
+
+
+def _checked(check: Check, situation: Situation) -> list[Finding]:
+    """Run a check; a file that can't be looked at ends it. Raises VgpuError."""
+    try:
+        return check(situation)
+    except OSError as error:
+        raise VgpuError(f"{error.filename or check.__module__}: {error.strerror}") from error
+
+
+def _not_seen(finding: Finding) -> Finding:
+    """Who is not root may not look at everything; what that hides is not known to be wrong."""
+    if finding.severity != ERROR or not FORBIDDEN.search(finding.text):
+        return finding
+    text = f"it could not be looked at: {finding.text}"
+    return finding._replace(severity=WARNING, text=text, fix=AS_ROOT)
+
+
+def _print(findings: list[Finding], how: str) -> None:
+    errors, warnings = _count(findings, ERROR), _count(findings, WARNING)
+    if how == "json":
+        those = [finding._asdict() for finding in findings]
+        print(as_json({"errors": errors, "warnings": warnings, "findings": those}))
+        return
+    titles = ("Severity", "Check", "Object", "What was found", "What to do")
+    print(table(titles, [(f.severity, f.check, f.object, f.text, f.fix) for f in findings]))
+    print(f"{errors} errors, {warnings} warnings.")
+
+
+def _count(findings: list[Finding], severity: str, check: str = "") -> int:
+    return sum(f.severity == severity and check in ("", f.check) for f in findings)
