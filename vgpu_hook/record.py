@@ -27,6 +27,9 @@ from vgpu_hook.model import FRAMEWORK, Domain, VgpuError, one_line
 from vgpu_hook.redaction import Names
 from vgpu_hook.snapshot import Entries, Entry
 
+KERNEL_SHARE = 2
+"""Of a hook's deadline, for reading the kernel's files: nobody waits for this as libvirt does."""
+
 LIBVIRT_WAIT = 30.0
 JOURNAL_WAIT = 20.0
 """Seconds."""
@@ -129,7 +132,7 @@ def _gather(uri: str) -> Recorded:
         store = store_dump.dump(settings.state)
     except VgpuError as error:
         problems.append(f"the store: {error}")
-    kernel = snapshot.take(settings.roots, Deadline(settings.hook_deadline))
+    kernel = snapshot.take(settings.roots, Deadline(settings.hook_deadline * KERNEL_SHARE))
     problems += kernel.problems
     try:
         wait = Deadline(LIBVIRT_WAIT)

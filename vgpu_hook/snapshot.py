@@ -71,8 +71,8 @@ class Snapshot(NamedTuple):
 def take(roots: Roots, deadline: Deadline) -> Snapshot:
     """Read all of it. Never raises because of what the kernel does."""
     try:
-        half = deadline.capped(deadline.remaining() / 2)
-        return Snapshot(_in_child(_read_all, roots, deadline=half), ())
+        share = deadline.capped(deadline.remaining() / 8)
+        return Snapshot(_in_child(_read_all, roots, deadline=share), ())
     except DeadlineExceeded:
         return _in_parts(roots, deadline)
 

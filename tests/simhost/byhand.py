@@ -39,6 +39,9 @@ journal = "{folder}/no-journal"
 
 [daemon]
 libvirt = "qemu+unix:///system?socket={folder}/no-libvirt"
+
+[metrics]
+textfile = "{folder}/metrics.prom"
 """
 _DOMAIN = """\
 <domain type='kvm'>

@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
-    {"model", "protocol", "ranges", "__init__"},
+    {"model", "protocol", "ranges", "exposition", "__init__"},
     {"bounded", "folders", "sysfs", "request", "database", "log", "admission", "hostdevs"},
     {"domain", "store_domains", "store_devices", "workers"},
     {"store", "definitions"},
@@ -25,7 +25,9 @@ LAYERS = [
     {"hook"},
     {"operations"},
     {"lint", "report", "libvirtd", "tables", "context", "bootgate", "remote", "bundle"},
-    {"reconcile", "events", "deletion", "hotplug", "server"},
+    {"reconcile", "events", "deletion", "hotplug", "server", "metrics_http"},
+    {"metrics"},
+    {"publishing"},
     {"listener", "commands", "show", "migration", "record"},
     {"daemon", "cli"},
     {"__main__"},
