@@ -92,6 +92,7 @@ class Tally:
         self._events: Counter[tuple[str, str]] = Counter()
         self._runs = Counter(dict.fromkeys(RUNS, 0))
         self._collections = Counter(dict.fromkeys(RUNS, 0))
+        self._last_collection: float | None = None
         self._last_run: float | None = None
         self._findings: Counter[str] = Counter()
 
@@ -124,6 +125,8 @@ class Tally:
         """Count a look at the host and the store."""
         with self._lock:
             self._collections[RUNS[not done]] += 1
+            if done:
+                self._last_collection = time.time()
 
     def samples(self, *, connected: bool) -> list[Sample]:
         """Return all that was counted, as it is now."""
@@ -147,6 +150,8 @@ class Tally:
                     for out, n in self._collections.items()
                 ),
             ]
+            if self._last_collection is not None:
+                found.append(_sample("collection_timestamp_seconds", self._last_collection))
             if self._last_run is not None:
                 findings = {action: self._findings[action] for action in ACTIONS}
                 found += [
@@ -194,7 +199,6 @@ def of_host(
             if gpu[use] is not None:
                 labels = {"gpu": gpu["gpu"], "use": use}
                 found.append(_sample("gpu_framebuffer_bytes", gpu[use] * MIB, **labels))
-    found.append(_sample("collection_timestamp_seconds", time.time()))
     return found
 
 

@@ -66,20 +66,22 @@ class Publisher:
         """Collect and write the textfile, again and again; the thread's function."""
         while not self._stopping.is_set():
             begun = time.monotonic()
-            pause = Settings().metrics_interval
+            causes: list[str] = []
+            settings = Settings()._replace(metrics_textfile="")
             try:
                 settings = self._load()
-                pause = settings.metrics_interval
                 self._collect(settings)
-                with self._writing:
-                    if not self._stopping.is_set():
-                        self._write(settings.metrics_textfile)
-                self._told = ""
-            except (VgpuError, OSError) as error:
-                self._tell(str(error))
+            except VgpuError as error:
+                causes.append(str(error))
             except Exception as error:  # noqa: BLE001 - entry point of the thread
-                self._tell(f"internal error: {type(error).__name__}: {error}")
+                causes.append(f"internal error: {type(error).__name__}: {error}")
             took = time.monotonic() - begun
+            try:
+                self._write(settings.metrics_textfile)  # that it could not be collected, too
+            except OSError as error:
+                causes.append(f"{settings.metrics_textfile}: {error.strerror}")
+            self._tell("; ".join(causes))
+            pause = settings.metrics_interval
             self._stopping.wait(max(pause, min(PATIENCE * took, LONGEST_PAUSE)))
 
     def stop(self) -> None:
@@ -125,16 +127,20 @@ class Publisher:
         if not path or not os.path.isdir(os.path.dirname(path)):
             return
         temporary = f"{path}.new"
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-        with os.fdopen(os.open(temporary, flags, MODE), "w") as file:
-            os.fchmod(file.fileno(), MODE)  # whatever the umask
-            file.write(self.text())
-        os.rename(temporary, path)
-        self._written = path
+        with self._writing:
+            if self._stopping.is_set():
+                return
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            with os.fdopen(os.open(temporary, flags, MODE), "w") as file:
+                os.fchmod(file.fileno(), MODE)  # whatever the umask
+                file.write(self.text())
+            os.rename(temporary, path)
+            self._written = path
 
     def _tell(self, cause: str) -> None:
-        if cause != self._told:
-            self._told = cause
+        """Log what is wrong, if it is news."""
+        if cause and cause != self._told:
             self._log.event("metrics-failed", f"metrics: {cause}", level="warning")
+        self._told = cause
