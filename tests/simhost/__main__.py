@@ -1,7 +1,7 @@
 """A shell on a simulated host: python -m tests.simhost HOST [-- COMMAND ...]
 
-HOST is a name in hosts/, a host file, or a bundle of `vgpu-hook record`. To try the product by hand,
-see docs/simulated-host.md. With a command it runs that instead.
+HOST is a name in hosts/, a host file, or a bundle of `vgpu-hook record`. To try the product by
+hand, see docs/simulated-host.md. With a command it runs that instead.
 """
 
 from __future__ import annotations
