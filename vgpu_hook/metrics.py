@@ -217,5 +217,5 @@ def _quarantined(
     return [_sample("quarantined_vfs", count, gpu=gpu) for gpu, count in counts.items()]
 
 
-def _sample(name: str, value: float, **labels: str) -> Sample:
+def _sample(name: str, value: float, /, **labels: str) -> Sample:
     return Sample(f"vgpu_hook_{name}", tuple(labels.items()), value)

@@ -28,7 +28,7 @@ def values_of(text: str) -> Values:
     }
 
 
-def value(values: Values, name: str, **labels: str) -> float | None:
+def value(values: Values, name: str, /, **labels: str) -> float | None:
     return values.get((f"vgpu_hook_{name}", frozenset(labels.items())))
 
 

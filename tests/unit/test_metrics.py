@@ -67,7 +67,7 @@ def families() -> dict[str, Metric]:
     return {family.name: family for family in parse(everything())}
 
 
-def value(name: str, **labels: str) -> float:
+def value(name: str, /, **labels: str) -> float:
     found = [
         sample.value
         for family in families().values()
