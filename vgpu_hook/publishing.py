@@ -1,8 +1,9 @@
 """Where vgpu-hookd's metrics go: node_exporter's textfile, and HTTP if it is asked for.
 
 A thread of its own collects them, with children and connections of its own, so that a GPU that
-hangs, a full disk or a slow peer costs nothing but the metrics. What fails is told once in the
-journal, until something else fails or all is well.
+hangs, a full disk or a slow peer costs nothing but the metrics. Where nobody would read them,
+nothing is collected. What fails is told once in the journal, until something else fails or all is
+well.
 """
 
 from __future__ import annotations
@@ -70,7 +71,8 @@ class Publisher:
             settings = Settings()._replace(metrics_textfile="")
             try:
                 settings = self._load()
-                self._collect(settings)
+                if settings.metrics_listen is not None or _has_folder(settings.metrics_textfile):
+                    self._collect(settings)
             except VgpuError as error:
                 causes.append(str(error))
             except Exception as error:  # noqa: BLE001 - entry point of the thread
@@ -124,7 +126,7 @@ class Publisher:
 
     def _write(self, path: str) -> None:
         """Write the textfile in place of the old one; nothing if its folder is not there."""
-        if not path or not os.path.isdir(os.path.dirname(path)):
+        if not _has_folder(path):
             return
         temporary = f"{path}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -144,3 +146,8 @@ class Publisher:
         if cause and cause != self._told:
             self._log.event("metrics-failed", f"metrics: {cause}", level="warning")
         self._told = cause
+
+
+def _has_folder(path: str) -> bool:
+    """Tell whether there is a place for the textfile."""
+    return bool(path) and os.path.isdir(os.path.dirname(path))
