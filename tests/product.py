@@ -39,16 +39,20 @@ class Product:
         self.hooks = folder / "hooks"
         """libvirt's folder of hooks, as `doctor` is told of it; not made."""
         self.config = folder / "vgpu-hook.toml"
+        self.textfile = folder / "metrics" / "vgpu-hook.prom"
+        """For node_exporter; it is not written before a test makes the folder."""
         self.python = [sys.executable, "-I", "-m"]
         """How a module of the product is run; tests/simlibvirt puts another libvirt in its way."""
         self.configure(deadline=deadline, extra=extra)
 
-    def configure(self, *, deadline: float = 60, extra: str = "") -> None:
+    def configure(self, *, deadline: float = 60, extra: str = "", metrics: str = "") -> None:
+        """Write the configuration. `extra` are tables of it, `metrics` lines for that table."""
         self.config.write_text(
             f"[paths]\nsysfs = '{self.sim.sys}'\nproc = '{self.sim.proc}'\n"
             f"dev = '{self.sim.dev}'\nstate = '{self.state}'\nruntime = '{self.runtime}'\n"
             f"journal = '{self.state.parent}/no-journal'\nhooks = '{self.hooks}'\n"
             f"[deadlines]\nhook = {deadline}\n{extra}\n"
+            f"[metrics]\ntextfile = '{self.textfile}'\n{metrics}\n"
         )
 
     @property

@@ -10,7 +10,8 @@ libvirt-daemon-system lintian mandoc mmdebstrap openssh-client pybuild-plugin-py
 python3-all python3-build python3-docutils python3-libvirt python3-lxml python3-pip
 python3-pydantic python3-setuptools python3-structlog python3-venv python3-wheel
 qemu-system-x86 qemu-utils rpm rpmlint secilc shellcheck systemd twine"
-from_pypi="pytest>=8,<10 pytest-xdist>=3,<4 hypothesis>=6,<7 mypy>=1.10,<3 ruff>=0.6,<1"
+from_pypi="pytest>=8,<10 pytest-xdist>=3,<4 hypothesis>=6,<7 mypy>=1.10,<3 ruff>=0.6,<1
+prometheus-client>=0.16,<1"
 from_pypi_2="pytest>=8,<10 hypothesis>=6,<7 lxml>=5 pydantic>=2,<3 structlog>=24"
 # By a path alone: setuptools' own finder takes 20 ms of each process that a test starts.
 editable="--config-settings editable_mode=compat --editable ."
@@ -47,3 +48,16 @@ virtual_environment() {
 virtual_environment .venv --system-site-packages "$from_pypi"
 # The newest of PyPI (pydantic 2), as on Debian 13 and Fedora.
 virtual_environment .venv2 "" "$from_pypi_2"
+
+# promtool alone, from Debian's package: Prometheus itself would be started and is not needed.
+if [ ! -x .venv/bin/promtool ]; then
+    echo "setup: fetching promtool"
+    folder=$(mktemp -d)
+    (
+        cd "$folder"
+        apt-get -qq -o APT::Sandbox::User=root download prometheus
+        dpkg-deb --fsys-tarfile prometheus_*.deb | tar -xf - ./usr/bin/promtool
+    )
+    install -m 0755 "$folder/usr/bin/promtool" .venv/bin/promtool
+    rm -rf "$folder"
+fi

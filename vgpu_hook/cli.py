@@ -131,6 +131,16 @@ def parser() -> argparse.ArgumentParser:
     )
     _format(arrive)
 
+    record = _add(
+        commands, "record", "write a file for a bug report, without passwords", home="record"
+    )
+    _connect(record)
+    record.add_argument("--output", "-o", metavar="FILE", help="a .tar.gz (default: by the time)")
+    record.add_argument(
+        "--redact-names", action="store_true", help="rename domains, UUIDs and paths in it"
+    )
+    record.add_argument("--force", action="store_true", help="overwrite FILE")
+
     store = _add(commands, "store", "check the store of assignments, or set it aside")
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
     _add(actions, "check", "check the store", "store_check", home="show")

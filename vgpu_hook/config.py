@@ -38,6 +38,9 @@ class Settings(NamedTuple):
     boot_commands: tuple[tuple[str, ...], ...] = ()
     boot_timeout: float = 120.0
     hooks: str = "/etc/libvirt/hooks"
+    metrics_textfile: str = "/var/lib/prometheus/node-exporter/vgpu-hook.prom"
+    metrics_listen: tuple[str, int] | None = None
+    metrics_interval: float = 30.0
 
 
 def load(environment: Mapping[str, str] | None = None) -> Settings:

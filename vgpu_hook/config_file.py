@@ -6,6 +6,7 @@ An unknown key is an error: it is a typing mistake far more often than the futur
 
 from __future__ import annotations
 
+import ipaddress
 import tomllib
 from typing import Literal
 
@@ -84,6 +85,22 @@ class Boot(BaseModel, extra="forbid"):
     )
 
 
+class Metrics(BaseModel, extra="forbid"):
+    """[metrics]: a file for node_exporter ("": none; none either without its folder), an address
+    to serve them on by HTTP ("": none), and how often they are collected (seconds)."""
+
+    textfile: str = Field(
+        default=Settings().metrics_textfile,
+        description="for node_exporter, where its folder is there; empty: none",
+    )
+    listen: str = Field(
+        default="", description="IP address and port to serve them on by HTTP; empty: none"
+    )
+    interval: float = Field(
+        default=30.0, ge=1, le=3600, description="from one collection to the next"
+    )
+
+
 class File(BaseModel, extra="forbid"):
     """The whole file."""
 
@@ -92,6 +109,7 @@ class File(BaseModel, extra="forbid"):
     deadlines: Deadlines = Field(default_factory=Deadlines)
     daemon: Daemon = Field(default_factory=Daemon)
     boot: Boot = Field(default_factory=Boot)
+    metrics: Metrics = Field(default_factory=Metrics)
     gpu: dict[str, Gpu] = {}
 
 
@@ -109,6 +127,9 @@ def settings(text: str, path: str) -> Settings:
     for key in Paths.__annotations__:
         if not getattr(paths, key).startswith("/"):
             raise config.error(path, f"paths.{key}: {getattr(paths, key)!r} is not absolute")
+    textfile = file.metrics.textfile
+    if textfile and not (textfile.startswith("/") and textfile.endswith(".prom")):
+        raise config.error(path, f"metrics.textfile: {textfile!r} is no absolute path to a .prom")
     return Settings(
         roots=Roots(paths.sysfs, paths.proc, paths.dev, paths.journal),
         state=paths.state,
@@ -121,4 +142,24 @@ def settings(text: str, path: str) -> Settings:
         boot_commands=tuple(tuple(command) for command in file.boot.commands),
         boot_timeout=file.boot.timeout,
         hooks=paths.hooks,
+        metrics_textfile=textfile,
+        metrics_listen=_address(file.metrics.listen, path),
+        metrics_interval=file.metrics.interval,
     )
+
+
+def _address(text: str, path: str) -> tuple[str, int] | None:
+    """Return an IP address and a port, such as 127.0.0.1:9843 or [::1]:9843; None of nothing."""
+    if not text:
+        return None
+    host, _, port = text.rpartition(":")
+    try:
+        number = int(port)
+        address = str(ipaddress.ip_address(host.removeprefix("[").removesuffix("]")))
+    except ValueError:
+        number = 0
+    if not 0 < number < 65536:
+        raise config.error(
+            path, f"metrics.listen: {text!r} is no IP address and port, as in 127.0.0.1:9843"
+        )
+    return address, number

@@ -2,8 +2,9 @@
 
 The hook works without it. Threads: the main one waits for signals, keeps the watchdog and the
 timer; one accepts hook calls (each then has its own); one runs libvirt's event loop; one worker
-handles events and reconciles, and is the only one that calls libvirt. Settings are read anew when
-their file is another one, so a reload needs nothing but a look at whether they are right.
+handles events and reconciles, and is the only one that calls libvirt; one collects metrics.
+Settings are read anew when their file is another one, so a reload needs nothing but a look at
+whether they are right.
 """
 
 from __future__ import annotations
@@ -29,8 +30,11 @@ from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.listener import Listener
 from vgpu_hook.locks import daemon_lock
 from vgpu_hook.log import Log
+from vgpu_hook.metrics import Tally
 from vgpu_hook.model import VgpuError, one_line
 from vgpu_hook.operations import Means, directly
+from vgpu_hook.protocol import Answer, LetGoOn
+from vgpu_hook.publishing import Publisher
 from vgpu_hook.stores import Stores
 from vgpu_hook.workers import Workers
 
@@ -59,30 +63,60 @@ class Daemon:
         self._source = Source(settings.uri, events_log)
         self._busy_since: float | None = None
         self._stores = Stores()
+        self._workers = Workers()
+        self._tally = Tally()
 
     def run(self) -> int:
         """Serve until SIGTERM or SIGINT."""
-        rebalance = partial(self._source.ask, events.REBALANCE)
-        means = Means(config.Kept().load, self._stores.open, Workers().run, directly)
-        listening = server.Server(server.listen(self._settings.runtime), means, rebalance)
+        means = Means(config.Kept().load, self._stores.open, self._workers.run, directly)
+        listening = server.Server(server.listen(self._settings.runtime), means, self._called)
         accepting = threading.Thread(target=listening.run, name="server", daemon=True)
         worker = threading.Thread(
             target=self._source.run, args=(self._handle,), name="worker", daemon=True
         )
         accepting.start()
         worker.start()
+        publisher = self._publish()
         self._log.event("ready", "serving the hook")
         notify("READY=1")
         self._wait(partial(self._hanging, listening, accepting, worker))
         notify("STOPPING=1")
         end = Deadline(STOP_WAIT)
         self._source.stop()
+        publisher.stop()
         done = listening.stop(end.remaining())
         worker.join(end.remaining())
         self._stores.end()
         if not done or worker.is_alive():
             self._log.event("unfinished", "stopped before everything was done", level="warning")
         return 0
+
+    def _publish(self) -> Publisher:
+        """Begin to collect metrics, and to serve them if that is asked for."""
+        publisher = Publisher(
+            self._tally,
+            config.Kept().load,
+            self._stores.open,
+            self._workers.run,
+            lambda: self._source.connected,
+            self._log,
+        )
+        threading.Thread(target=publisher.run, name="metrics", daemon=True).start()
+        if self._settings.metrics_listen is not None:
+            from vgpu_hook import metrics_http  # 4 MB and 30 ms that few hosts need
+
+            try:
+                metrics_http.serve(*self._settings.metrics_listen, publisher.text)
+            except VgpuError as error:
+                self._log.event("metrics-failed", str(error), level="error")
+        return publisher
+
+    def _called(self, operation: str, answer: Answer, seconds: float) -> None:
+        """A call of the hook has been done, and is about to be answered."""
+        outcome = "refused" if answer.status else "done"
+        outcome = "failed" if isinstance(answer, LetGoOn) else outcome
+        self._tally.call(operation, outcome, seconds)
+        self._source.ask(events.REBALANCE)
 
     def _wait(self, hanging: Callable[[], str]) -> None:
         """Keep the timer and the watchdog until a signal says to stop."""
@@ -142,9 +176,10 @@ class Daemon:
     def _handle(self, libvirt: Libvirt, event: Event) -> None:
         """Handle one event, in the worker; nothing that goes wrong ends it."""
         self._busy_since = time.monotonic()
+        done = False
         try:
             with self._listener() as listener:
-                listener.handle(libvirt, event)
+                done = listener.handle(libvirt, event)
             if event.kind == events.RECONCILE:
                 self._stores.tidy()
         except VgpuError as error:
@@ -154,6 +189,9 @@ class Daemon:
             self._log.event("event-failed", text, level="error")
         finally:
             self._busy_since = None
+            self._tally.event(event.kind, done=done)
+            if event.kind == events.RECONCILE and not done:
+                self._tally.reconcile_failed()
 
     @contextlib.contextmanager
     def _listener(self) -> Iterator[Listener]:
@@ -169,7 +207,7 @@ class Daemon:
 
         try:
             planner_for = partial(context.planner, settings, opened)
-            yield Listener(opened, lifecycle_for, planner_for, self._log)
+            yield Listener(opened, lifecycle_for, planner_for, self._log, self._tally.reconciled)
         finally:
             opened.close()
 

@@ -90,6 +90,7 @@ class Source:
         """What `ask` has put into the queue, and nobody has taken out."""
         self._number = 0
         """Of the connection that events are taken from."""
+        self.connected = False
         self._callbacks: list[int] = []
 
     def run(self, handle: Any) -> None:
@@ -98,10 +99,13 @@ class Source:
         while not self._stopping.is_set():
             begun = time.monotonic()
             try:
-                self._serve(self._connect(), handle)
+                connected = self._connect()
+                self.connected = True
+                self._serve(connected, handle)
                 cause = "the connection was lost"
             except (VgpuError, libvirt.libvirtError) as error:
                 cause = str(error)
+            self.connected = False
             if self._stopping.is_set():
                 return
             self._log.event("disconnected", f"no libvirt: {cause}", level="warning")

@@ -93,6 +93,11 @@ class Libvirt:
         """Return the persistent definition, or of a transient domain what runs."""
         return str(self.call(domain, domain.XMLDesc, _WHOLE)).encode()
 
+    def shown(self, domain: Any, *, live: bool) -> bytes:
+        """Return what runs, or the persistent definition, without the passwords in it."""
+        flags = 0 if live else libvirt.VIR_DOMAIN_XML_INACTIVE
+        return str(self.call(domain, domain.XMLDesc, flags)).encode()
+
     def edit(self, domain: Any, change: Callable[[bytes], bytes]) -> bool:
         """Change the persistent definition; tell whether there was anything to change.
 

@@ -44,18 +44,23 @@ class Listener:
         lifecycle_for: Callable[[], Lifecycle],
         planner_for: Callable[[], Planner],
         log: Log,
+        reconciled: Callable[[list[Finding]], None] = lambda found: None,
     ) -> None:
         self._store = store
         self._lifecycle_for = lifecycle_for
         self._planner_for = planner_for
         self._log = log
+        self._reconciled = reconciled
 
     @cached_property
     def _planner(self) -> Planner:
         return self._planner_for()
 
-    def handle(self, libvirt: Libvirt, event: Event) -> None:
-        """Do what the event is a reason for. What fails is logged: the next event comes."""
+    def handle(self, libvirt: Libvirt, event: Event) -> bool:
+        """Do what the event is a reason for; tell whether it was done.
+
+        What fails is logged: the next event comes.
+        """
         try:
             if event.kind == events.RESYNC:
                 self.resync(libvirt)
@@ -72,6 +77,8 @@ class Listener:
         except VgpuError as error:
             message = f"{event.kind} {event.domain_uuid}: {error}"
             self._log.event("event-failed", message, level="error", domain_uuid=event.domain_uuid)
+            return False
+        return True
 
     def reconcile(self, libvirt: Libvirt) -> list[Finding]:
         """Compare store, kernel and libvirt (R7)."""
@@ -79,6 +86,7 @@ class Listener:
         found = reconciler.run()
         self.__dict__.pop("_planner", None)  # it has read what was there before
         self.rebalance(libvirt, thorough=True)
+        self._reconciled(found)
         return found
 
     def rebalance(self, libvirt: Libvirt, *, thorough: bool = False) -> None:

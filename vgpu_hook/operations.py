@@ -28,7 +28,7 @@ from vgpu_hook.model import (
     VgpuRequest,
     one_line,
 )
-from vgpu_hook.protocol import Answer
+from vgpu_hook.protocol import Answer, LetGoOn
 from vgpu_hook.store import Store
 
 T = TypeVar("T")
@@ -172,9 +172,10 @@ def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
     if operation == RESTORE:
         try:
             wait = _hook_deadline() * LAST_WORDS
-            return Answer(0, "", _unhurried(domain.set_refused, xml, text, seconds=wait))
+            noted = _unhurried(domain.set_refused, xml, text, seconds=wait)
+            return LetGoOn(0, "", noted)
         except VgpuError:  # which the start that follows finds too
-            return Answer(0)
+            return LetGoOn(0)
     if operation not in STOPS:
         return Answer(REFUSED, f"vgpu-hook: {text}")
     try:
@@ -184,7 +185,7 @@ def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
     log.JournalLog(settings.roots.journal, operation).event(
         "stop-failed", f"{operation} of domain {name!r}: {text}", level="error", domain_name=name
     )
-    return Answer(0)
+    return LetGoOn(0)
 
 
 def _parsed(xml: bytes, seconds: float) -> Domain:

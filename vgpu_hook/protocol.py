@@ -31,6 +31,12 @@ class Answer(NamedTuple):
     output: bytes = b""
 
 
+class LetGoOn(Answer):
+    """The answer to a call that has failed and must not fail (R3). The hook is not told."""
+
+    __slots__ = ()
+
+
 class ProtocolError(Exception):
     """The other side said something else."""
 

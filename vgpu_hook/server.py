@@ -18,6 +18,7 @@ from collections.abc import Callable
 from vgpu_hook import config, operations, protocol
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.folders import make_private
+from vgpu_hook.hook import operation_of
 from vgpu_hook.model import ConfigError, VgpuError
 from vgpu_hook.operations import Means
 
@@ -34,9 +35,17 @@ BEAT = 1.0
 
 
 class Server:
-    """Accepts calls until it is stopped, does them with `means`, and calls `after` after each."""
+    """Accepts calls until it is stopped, does them with `means`, and calls `after` after each.
 
-    def __init__(self, listener: socket.socket, means: Means, after: Callable[[], None]) -> None:
+    `after` is given the operation, its answer and the seconds that it took.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        means: Means,
+        after: Callable[[str, protocol.Answer, float], None],
+    ) -> None:
         self._listener = listener
         self._means = means
         self._after = after
@@ -98,9 +107,10 @@ class Server:
                     expiry, *arguments, xml = protocol.parts(_receive_frame(connection))
                     names = tuple(a.decode("utf-8", "surrogateescape") for a in arguments)
                     seconds = int(expiry) / 1000 - time.monotonic()
+                    begun = time.monotonic()
                     answer = operations.in_thread(names, xml, seconds, self._means)
                     text = answer.stderr.encode("utf-8", "backslashreplace")
-                    self._after()
+                    self._after(operation_of(names), answer, time.monotonic() - begun)
                     connection.sendall(protocol.frame(b"%d" % answer.status, text, answer.output))
         finally:
             self._done()

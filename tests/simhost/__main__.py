@@ -1,6 +1,7 @@
 """A shell on a simulated host: python -m tests.simhost HOST [-- COMMAND ...]
 
-To try the product by hand, see docs/simulated-host.md. With a command it runs that instead.
+HOST is a name in hosts/, a host file, or a bundle of `vgpu-hook record`. To try the product by
+hand, see docs/simulated-host.md. With a command it runs that instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 
 from . import byhand
-from .hostfile import HOSTS, host_path, load
+from .hostfile import BUNDLE, HOSTS, host_path, load
 
 _USAGE = "usage: python -m tests.simhost HOST [-- COMMAND ...]\n\nhosts:"
 
@@ -32,6 +33,8 @@ def _end(number: int, frame: FrameType | None) -> None:
 
 def main(arguments: list[str]) -> int:
     host, *rest = arguments or [""]
+    if host.endswith(BUNDLE):
+        host = str(Path(host).resolve())
     known = bool(host) and host_path(host).exists()
     if not known or (rest and (rest[0] != "--" or len(rest) == 1)):
         print(f"{_USAGE}\n{_hosts()}", file=sys.stderr)

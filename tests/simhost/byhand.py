@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from .client import SimHost
-from .hostfile import load
+from .hostfile import BUNDLE, load
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 TOOLS = Path(__file__).with_name("tools")
@@ -39,6 +39,9 @@ journal = "{folder}/no-journal"
 
 [daemon]
 libvirt = "qemu+unix:///system?socket={folder}/no-libvirt"
+
+[metrics]
+textfile = "{folder}/metrics.prom"
 """
 _DOMAIN = """\
 <domain type='kvm'>
@@ -91,7 +94,11 @@ def trial(host: str) -> Iterator[Trial]:
             environment = _environment(sim, folder)
             _fill(sim, folder)
             try:
-                yield Trial(sim, folder, environment, _hint(host, sim, folder, environment))
+                if host.endswith(BUNDLE):
+                    hint = _restore(Path(host), folder)
+                else:
+                    hint = _hint(host, sim, folder, environment)
+                yield Trial(sim, folder, environment, hint)
             finally:
                 _end_processes(folder / "vgpu-hook.toml")
     finally:
@@ -119,6 +126,21 @@ def _fill(sim: SimHost, folder: Path) -> None:
         python = shlex.quote(sys.executable)
         script.write_text(f'#!/bin/sh\nexec {python} -I -m {module} "$@"\n')
         script.chmod(0o755)
+
+
+def _restore(path: Path, folder: Path) -> str:
+    """Put what else a bundle has into the folder: settings, store, domains; return what to try."""
+    from . import bundle
+
+    found = bundle.read(path)
+    bundle.restore_store(found, folder / "state")
+    with (folder / "vgpu-hook.toml").open("a") as config:
+        config.write(bundle.settings_of(found))
+    (folder / "domains").mkdir()
+    for name, xml in found.domains.items():
+        (folder / "domains" / f"{name}.xml").write_text(xml)
+    names = [listed["name"] for listed in found.parts["domains"]["listed"]]
+    return _SHORT + "".join(f"vgpu-hook explain {shlex.quote(name)}\n" for name in names)
 
 
 def _hint(host: str, sim: SimHost, folder: Path, environment: dict[str, str]) -> str:

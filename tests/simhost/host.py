@@ -96,6 +96,11 @@ class Host:
         self.root.attr("writes", self.log.show_writes)
         self.root.attr("reads", self.log.show_reads)
         self.boot()
+        if config.recorded is not None:
+            from . import overlay  # it imports the product, which takes its time
+
+            self.boot_id = config.recorded.boot_id
+            overlay.lay_over(self, config.recorded)
 
     # --- boot ---
 

@@ -41,6 +41,7 @@ from .hostmodel import (
 )
 
 HOSTS = Path(__file__).parent / "hosts"
+BUNDLE = ".tar.gz"
 _PARENT_KEYS = {
     *("create_seconds", "create_error", "leave_seconds", "request_seconds"),
     *("clean_seconds", "clean_error", "appears_after", "device_after", "absent"),
@@ -54,9 +55,16 @@ def host_path(host: str | Path) -> Path:
 
 
 def load(host: str | Path) -> HostConfig:
-    """Raises ValueError, naming the file, for anything in it that is not understood."""
+    """Raises ValueError, naming the file, for anything in it that is not understood.
+
+    A bundle of `vgpu-hook record` (.tar.gz) is a host too.
+    """
     path = host_path(host)
     try:
+        if path.name.endswith(BUNDLE):
+            from . import bundle, recorded  # they import the product, which takes its time
+
+            return recorded.host_of(bundle.read(path))
         return _host(path.stem, tomllib.loads(path.read_text()))
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path}: {error}") from error

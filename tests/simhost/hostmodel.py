@@ -7,8 +7,12 @@ vendor.py, plain.py).
 from __future__ import annotations
 
 import errno as errnos
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from vgpu_hook.snapshot import Entry
 
 T = TypeVar("T")
 
@@ -175,6 +179,18 @@ class FaultConfig:
 
 
 @dataclass(frozen=True)
+class RecordedConfig:
+    """What a bundle of `vgpu-hook record` has of a host beyond its hardware (recorded.py)."""
+
+    boot_id: str
+    entries: Mapping[str, Entry]
+    groups: Mapping[str, int]
+    """The IOMMU group of each function and device, by name."""
+    cdevs: Mapping[str, int]
+    """N of vfio-dev/vfioN."""
+
+
+@dataclass(frozen=True)
 class HostConfig:
     name: str
     kernel: tuple[int, ...] = (6, 1)
@@ -190,6 +206,7 @@ class HostConfig:
     nodes: tuple[NodeConfig, ...] = ()
     script: str = ""
     """Commands of the control file, done once when the host starts."""
+    recorded: RecordedConfig | None = None
 
 
 def make(cls: type[T], raw: dict[str, Any]) -> T:

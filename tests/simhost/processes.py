@@ -91,6 +91,19 @@ class Processes:
         self.handles[token] = Handle(process.pid, file, fds)
         return token
 
+    def recorded(self, pid: int, comm: str, links: dict[int, str], files: set[str]) -> None:
+        """A process as it was recorded, with these links; `files` are those that may be open."""
+        process = self.start(pid, comm)
+        process.fixed = True
+        for number, target in sorted(links.items()):
+            process.dir.remove(f"fd/{number}")
+            process.dir.dir("fd").link(str(number), target)
+            process.links[number] = target
+            file = target.removesuffix(" (deleted)").rpartition("/vfio/")[2]
+            if f"vfio/{file}" in files:
+                self.handles[next(self._tokens)] = Handle(pid, f"vfio/{file}", (number,))
+        process.next_fd = max(links, default=2) + 1
+
     def open_real(self, pid: int, file: str) -> int:
         """A process of this machine opens the file through the mount."""
         return self.open(self.by_pid.get(pid) or self._adopt(pid), file)

@@ -115,3 +115,22 @@ def test_a_wrong_call_names_the_hosts(tmp_path: Path, arguments: list[str]) -> N
     done = by_hand(tmp_path, *arguments)
     assert done.returncode == 2
     assert "nvidia-two-t4" in done.stderr
+
+
+def test_a_bundle_is_a_host_too(tmp_path: Path) -> None:
+    """What was recorded on one simulated host, without libvirt, is shown on another."""
+    bundle = tmp_path / "bug.tar.gz"
+    script = f"""
+        sh hooks/qemu vm1 prepare begin - <vm1.xml
+        echo 'hold 0000:41:00.4 4242' >host/control
+        vgpu-hook status --format json >{tmp_path}/before
+        vgpu-hook record -o {bundle} -c 'qemu+unix:///system?socket=/nonexistent'
+    """
+    done = by_hand(tmp_path, "l40s", "--", "sh", "-ec", script)
+    assert done.returncode == 0, done.stderr
+    assert "warning: not recorded: the domains" in done.stderr
+    script = "vgpu-hook status --format json; vgpu-hook explain vm1 >&2"
+    again = by_hand(tmp_path, str(bundle), "--", "sh", "-ec", script)
+    assert again.returncode == 0, again.stderr
+    assert (tmp_path / "before").read_text() in again.stdout
+    assert "qemu-system-x86 (pid 4242, /dev/vfio/" in again.stderr

@@ -54,6 +54,9 @@ class Vfio:
         self.devices.clear()
         self._cdevs.clear()
         self._groups = set(range(self.config.first_group))
+        if (recorded := self.config.recorded) is not None:  # kept for who had them
+            self._groups |= set(recorded.groups.values())
+            self._cdevs |= set(recorded.cdevs.values())
         self.dev.dir("vfio").add(tree.Openable("vfio", lambda pid: 0, lambda token: None))
         if self.config.cdev:
             self.dev.dir("vfio/devices")
@@ -67,7 +70,9 @@ class Vfio:
 
     def new_group(self, name: str, where: tree.Dir) -> int:
         """An IOMMU group of the device in that directory, and the links between the two."""
-        group = self._lowest(self._groups)
+        recorded = self.config.recorded
+        known = recorded.groups.get(name) if recorded is not None else None
+        group = self._lowest(self._groups) if known is None else known
         here = self.sys.dir(f"kernel/iommu_groups/{group}")
         here.dir("devices").link(name, where)
         where.link("iommu_group", here)
@@ -81,7 +86,9 @@ class Vfio:
     def add(self, device: VfioDevice) -> None:
         """Its vfio-dev directory and the files below /dev/vfio. It has a group already."""
         if self.config.kernel >= (6, 0):
-            device.cdev = self._lowest(self._cdevs)
+            recorded = self.config.recorded
+            known = recorded.cdevs.get(device.name) if recorded is not None else None
+            device.cdev = self._lowest(self._cdevs) if known is None else known
             number = device.dir.dir(f"vfio-dev/vfio{device.cdev}")
             number.attr("uevent", b"")
             if self.config.cdev:

@@ -42,7 +42,8 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         "hooks='/h'\n"
         "[policy]\nplacement='pack'\n[deadlines]\nhook=5\n[gpu.'0000:AA:00.0']\nuse=false\n"
         "[daemon]\nlibvirt='qemu:///x'\nreconcile=7\n"
-        "[boot]\ncommands=[['a', 'b']]\ntimeout=9\n",
+        "[boot]\ncommands=[['a', 'b']]\ntimeout=9\n"
+        "[metrics]\ntextfile='/m.prom'\nlisten='[::1]:9843'\ninterval=3\n",
     )
     assert settings == Settings(
         roots=settings.roots,
@@ -56,6 +57,9 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         boot_commands=(("a", "b"),),
         boot_timeout=9.0,
         hooks="/h",
+        metrics_textfile="/m.prom",
+        metrics_listen=("::1", 9843),
+        metrics_interval=3.0,
     )
     assert tuple(settings.roots) == ("/s", "/p", "/d", "/j")
 
@@ -70,6 +74,11 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         ("[colour]\nred=1", "colour"),
         ("[policy]\nplacment='pack'", "policy.placment"),
         ("[paths]\nstate='relative'", "paths.state"),
+        ("[metrics]\ntextfile='relative.prom'", "metrics.textfile"),
+        ("[metrics]\ntextfile='/metrics.txt'", "metrics.textfile"),
+        ("[metrics]\nlisten='localhost:9843'", "metrics.listen"),
+        ("[metrics]\nlisten='127.0.0.1'", "metrics.listen"),
+        ("[metrics]\nlisten='127.0.0.1:0'", "metrics.listen"),
         ("'' = 1", "not permitted"),
         ("gpu = 3", "gpu"),
         (b"\xff", "not UTF-8"),

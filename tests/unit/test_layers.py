@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
-    {"model", "protocol", "ranges", "__init__"},
+    {"model", "protocol", "ranges", "exposition", "__init__"},
     {"bounded", "folders", "sysfs", "request", "database", "log", "admission", "hostdevs"},
     {"domain", "store_domains", "store_devices", "workers"},
     {"store", "definitions"},
@@ -20,13 +20,15 @@ LAYERS = [
     {"guard", "frameworks.handles", "frameworks.gpus", "stores"},
     {"frameworks.mdev", "frameworks.vendor_vfio", "planning", "refusals"},
     {"host", "catalogue"},
-    {"creation", "arrival"},
+    {"creation", "arrival", "snapshot", "reduced", "redaction", "store_dump"},
     {"lifecycle"},
     {"hook"},
     {"operations"},
-    {"lint", "report", "libvirtd", "tables", "context", "bootgate", "remote"},
-    {"reconcile", "events", "deletion", "hotplug", "server"},
-    {"listener", "commands", "show", "migration", "installation"},
+    {"lint", "report", "libvirtd", "tables", "context", "bootgate", "remote", "bundle"},
+    {"reconcile", "events", "deletion", "hotplug", "server", "metrics_http"},
+    {"metrics"},
+    {"publishing"},
+    {"listener", "commands", "show", "migration", "installation", "record"},
     {"doctor", "doctor.findings", "doctor.units"},
     {"doctor.confinement", "doctor.hypervisor", "doctor.kernel", "doctor.records"},
     {"doctor.definitions", "doctor.hook_file", "doctor.service"},
