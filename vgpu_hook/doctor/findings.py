@@ -85,4 +85,4 @@ def reinstall() -> str:
         )
     if shutil.which("rpm"):
         return "run: dnf reinstall vgpu-hook"
-    return "install vgpu-hook again"
+    return "install vgpu-hook again; without a package: run: vgpu-hook install-hook"
