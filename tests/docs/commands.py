@@ -14,8 +14,8 @@ PAGES = [
     REPOSITORY / "SECURITY.md",
     *sorted((REPOSITORY / "docs").glob("*.md")),
 ]
-FENCED = re.compile(r"^```(?:console)?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-LITERAL = re.compile(r"::\n\n((?:    .*\n|\n)+)")
+FENCED = re.compile(r"^```(?P<label>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+LITERAL = re.compile(r"::\n\n(?P<text>(?:    .*\n|\n)+)")
 SPAN = re.compile(r"`(vgpu-hook [^`]+)`")
 BOLD = re.compile(r"\*\*(vgpu-hook [^*]+)\*\*")
 
@@ -32,7 +32,9 @@ def blocks() -> Iterator[Block]:
     for page in [*PAGES, *sorted(MAN.glob("*.rst"))]:
         pattern = LITERAL if page.suffix == ".rst" else FENCED
         for match in pattern.finditer(page.read_text()):
-            lines = [_bare(line) for line in match[1].splitlines() if line.strip()]
+            if match.groupdict().get("label") not in (None, "", "console"):
+                continue  # such as TOML: of a language of its own
+            lines = [_bare(line) for line in match["text"].splitlines() if line.strip()]
             if not lines[0].startswith(("<", "[", "(")):
                 yield Block(page.name, tuple(lines))
 

@@ -62,7 +62,9 @@ class Reader:
         given = [self._filled_in(word) for word in words(line)]
         if given[0] == "vgpu-hook":
             answer = self.simulation.command(*given[1:])
-            assert answer.status == 0, f"{line}: {answer.err}"
+            # Here libvirt calls no hook of ours, which doctor finds.
+            expected = 1 if given[1] == "doctor" else 0
+            assert answer.status == expected, f"{line}: {answer.err}"
         elif given[:2] == ["virsh", "start"]:
             assert given[2] == self.domain.name
             self.simulation.qemu.start(self.domain)
@@ -81,8 +83,9 @@ class Reader:
 @pytest.mark.simhost(HOST)
 @pytest.mark.parametrize("block", RUN, ids=map(named, RUN))
 def test_the_commands_of_a_block_work_one_after_the_other(
-    block: Block, product: Product, tmp_path: Path
+    block: Block, product: Product, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # some write a file where they are run
     with Simulation(product, tmp_path, PROFILE) as simulation:
         reader = Reader(simulation, "web", PROFILE)
         if any(line.startswith(("vgpu-hook explain", "vgpu-hook release")) for line in block.lines):
