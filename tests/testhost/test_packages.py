@@ -123,7 +123,7 @@ def _plain_vms_start(host: Host, name: str) -> None:
     host.virsh("undefine", name)
 
 
-def test_installing_disturbs_no_vm_and_the_hook_is_seen(
+def test_r14_installing_disturbs_no_vm_and_the_hook_is_seen(
     installed: Installed, host: Host, show: Show
 ) -> None:
     assert set(installed.before.vms) == {"plain", "by-hand"}

@@ -125,6 +125,9 @@ static void testgpu_mdev_release(struct vfio_device *vdev)
 	mutex_lock(&testgpu_lock);
 	testgpu_mdev_of(vdev)->parent->count--;
 	mutex_unlock(&testgpu_lock);
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	vfio_free_device(vdev);
+#endif
 }
 
 static bool testgpu_in_config(size_t count, loff_t pos)
