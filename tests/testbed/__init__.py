@@ -1,5 +1,7 @@
 """The test host: Debian 13 with its own libvirt, QEMU and kernel in a TCG virtual machine.
 
+Debian 12 is there too, for tests of the package.
+
 For tests that need the real thing: a libvirtd that calls the installed hook, a kernel that
 makes mediated devices. Not for tests that a simulated /sys can serve; those are far quicker.
 

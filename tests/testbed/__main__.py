@@ -1,4 +1,4 @@
-"""The command line of the test host: python3 -m tests.testbed build|shell|run|clean."""
+"""The command line of the test hosts: python3 -m tests.testbed build|shell|run|clean."""
 
 import argparse
 import shutil
@@ -9,12 +9,13 @@ import sys
 from tests.testbed.build import ensure_image
 from tests.testbed.errors import TestbedError
 from tests.testbed.machine import Machine
-from tests.testbed.recipe import cache_root
+from tests.testbed.recipe import SUITES, TRIXIE, Suite, cache_root
 from tests.testbed.ssh import as_line
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python3 -m tests.testbed", description=__doc__)
+    parser.add_argument("--suite", choices=SUITES, default=TRIXIE.name, help="of Debian")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("build", help="build the image, unless it is there")
     commands.add_parser("shell", help="a shell in a fresh test host, which ends with it")
@@ -24,19 +25,19 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _build() -> int:
-    print(ensure_image().directory)
+def _build(suite: Suite) -> int:
+    print(ensure_image(suite).directory)
     return 0
 
 
-def _shell() -> int:
-    with Machine(ensure_image()) as machine:
+def _shell(suite: Suite) -> int:
+    with Machine(ensure_image(suite)) as machine:
         return subprocess.run(machine.ssh.client("", terminal=True)).returncode
 
 
-def _run(line: list[str]) -> int:
+def _run(suite: Suite, line: list[str]) -> int:
     command = line[0] if len(line) == 1 else as_line(line)
-    with Machine(ensure_image()) as machine:
+    with Machine(ensure_image(suite)) as machine:
         return subprocess.run(machine.ssh.client(command)).returncode
 
 
@@ -47,16 +48,17 @@ def _clean() -> int:
 
 def main() -> int:
     arguments = _parser().parse_args()
+    suite = SUITES[arguments.suite]
     # An ordinary exit, so that everything that was started is stopped.
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
     try:
         match arguments.command:
             case "build":
-                return _build()
+                return _build(suite)
             case "shell":
-                return _shell()
+                return _shell(suite)
             case "run":
-                return _run(arguments.line)
+                return _run(suite, arguments.line)
             case _:
                 return _clean()
     except TestbedError as error:

@@ -1,4 +1,4 @@
-"""Builds the image of the test host, once for each recipe, into a cache outside the project.
+"""Builds the images of the test hosts, once for each recipe, into a cache outside the project.
 
 Not for running it (machine.py). Nothing of vgpu-hook goes in. The image appears under its final
 name only when it is whole; a run that fails or is stopped leaves no mount, no process and no
@@ -17,19 +17,19 @@ from tests.testbed import debian, recipe
 from tests.testbed.errors import TestbedError
 from tests.testbed.machine import Machine, make_work_directory
 from tests.testbed.progress import Command, Progress, run_together
-from tests.testbed.recipe import HERE, Image, cache_root, image_key
+from tests.testbed.recipe import HERE, TRIXIE, Image, Suite, cache_root, image_key
 
 DISK_SIZE = "6G"
 NEEDED = ("mmdebstrap", "mke2fs", "qemu-img", recipe.QEMU, "ssh", "ssh-keygen", "setpriv")
 PACKAGES_OF_NEEDED = "mmdebstrap e2fsprogs qemu-utils qemu-system-x86 openssh-client util-linux"
 
 
-def ensure_image() -> Image:
-    """Return the image of today's recipe, building it first if it is not there."""
+def ensure_image(suite: Suite = TRIXIE) -> Image:
+    """Return a suite's image of today's recipe, building it first if it is not there."""
     _check_machine()
     root = cache_root()
     root.mkdir(parents=True, exist_ok=True)
-    image = Image(root / image_key())
+    image = Image(root / image_key(suite), suite)
     with _lock(root / "lock"):
         if not image.directory.exists():
             _build(image)
@@ -63,7 +63,7 @@ def _build(image: Image) -> None:
     root = image.directory.parent
     for leftover in root.glob("*.partial-*"):
         shutil.rmtree(leftover)
-    partial = Image(root / f"{image.directory.name}.partial-{os.getpid()}")
+    partial = Image(root / f"{image.directory.name}.partial-{os.getpid()}", image.suite)
     logs = partial.directory / "logs"
     logs.mkdir(parents=True)
     progress = Progress()
@@ -98,8 +98,8 @@ def _make_trees(progress: Progress, image: Image, logs: Path) -> Path:
     trees = image.directory / "trees"
     trees.mkdir()
     sources = trees / "sources.list"
-    sources.write_text(debian.sources(recipe.SUITE))
-    suite, isolated = recipe.SUITE, debian.isolated()
+    sources.write_text(debian.sources(image.suite))
+    suite, isolated = image.suite.name, debian.isolated()
     host = debian.mmdebstrap("apt", recipe.HOST_PACKAGES, suite, trees / "host")
     build = debian.mmdebstrap("extract", recipe.MODULE_PACKAGES, suite, trees / "modules")
     modules = [str(HERE / "image/modules.sh"), str(trees / "modules"), str(image.directory)]
@@ -158,8 +158,8 @@ def _boot(progress: Progress, image: Image, logs: Path) -> None:
 
 
 def _remove_others(image: Image) -> None:
-    """Remove images of older recipes, of 1 GB each, and the logs of older failures."""
+    """Remove images of older recipes of the suite, of 1 GB each, and the logs of failures."""
     shutil.rmtree(image.directory.parent / "last-failure", ignore_errors=True)
-    for other in image.directory.parent.glob(f"{recipe.SUITE}-*"):
+    for other in image.directory.parent.glob(f"{image.suite.name}-*"):
         if other.is_dir() and other != image.directory:
             shutil.rmtree(other)

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.testbed.errors import TestbedError
+from tests.testbed.recipe import Suite
 
-KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-TRIXIE_KEYS = "debian-archive-trixie-*.gpg"
+KEYRINGS = Path("/usr/share/keyrings")
 # Of the machine's apt options, those about how to reach a mirror.
 _PASSED_ON = re.compile(
     r"^Acquire::(Check-Valid-Until|Check-Date|Retries|ForceIPv4|ForceIPv6|https?::\S+) "
@@ -44,14 +44,14 @@ def _options() -> list[str]:
     return [*wanted, 'Acquire::Languages "none"']
 
 
-def sources(suite: str) -> str:
-    """Return the sources.list of the tree. Its keyring must know that suite's keys."""
-    keys = sorted(KEYRING.parent.glob(TRIXIE_KEYS))
+def sources(suite: Suite) -> str:
+    """Return the sources.list of the tree. This machine must know the suite's keys."""
+    keys = sorted(KEYRINGS.glob(suite.keys))
     if not keys:
         raise TestbedError(
-            f"no {TRIXIE_KEYS} in {KEYRING.parent}; update the package debian-archive-keyring"
+            f"no {suite.keys} in {KEYRINGS}; update the package debian-archive-keyring"
         )
-    return f"deb [signed-by={','.join(map(str, keys))}] {mirror()} {suite} main\n"
+    return f"deb [signed-by={','.join(map(str, keys))}] {mirror()} {suite.name} main\n"
 
 
 def mmdebstrap(variant: str, packages: Sequence[str], suite: str, tree: Path) -> list[str]:

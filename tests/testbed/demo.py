@@ -39,6 +39,11 @@ class Demo:
 
     def __init__(self, host: Host) -> None:
         self.host = host
+        self._others = host.mdevs()
+
+    def vgpus(self) -> list[str]:
+        """Return the mediated devices that were not there before the demo."""
+        return [device for device in self.host.mdevs() if device not in self._others]
 
     def type(self, line: str, *, fails: bool = False) -> str:
         """Show and run a command line; return what it printed."""
@@ -62,7 +67,7 @@ class Demo:
         say("From now on plain virsh is enough: the start of 'web' makes its vGPU.")
         self.type("virsh start web")
         self.type("ls /sys/bus/mdev/devices")
-        expect(self.host.mdevs() == [DEVICE], "the kernel has the vGPU")
+        expect(self.vgpus() == [DEVICE], "the kernel has the vGPU")
         found = self.type(
             "tr '\\0' '\\n' < /proc/$(cat /run/libvirt/qemu/web.pid)/cmdline | grep mdev"
         )
@@ -79,18 +84,18 @@ class Demo:
         expect("has inherited" in refused, "the start is refused, with the reason and the remedy")
         listed = self.type("virsh list --all")
         expect("running" in listed, "virsh still answers, and 'web' runs")
-        expect(self.host.mdevs() == [DEVICE], "the original's vGPU is untouched")
+        expect(self.vgpus() == [DEVICE], "the original's vGPU is untouched")
         say("vgpu-hookd gives the clone a vGPU of its own, as it would have at once.")
         self.type("systemctl start vgpu-hookd.socket vgpu-hookd.service")
         MdevKind(self.host).settled("web-clone")
         self.type("virsh start web-clone")
-        expect(len(self.host.mdevs()) == 2, "both run, each with its own vGPU")
+        expect(len(self.vgpus()) == 2, "both run, each with its own vGPU")
         self.type("virsh destroy web-clone")
 
     def stop(self) -> None:
         say("Stop it: the vGPU goes with it.")
         self.type("virsh destroy web")
-        expect(self.host.mdevs() == [], "the kernel has no vGPU left")
+        expect(self.vgpus() == [], "the kernel has no vGPU left")
 
     def failed_release(self) -> None:
         say("A release that can't be done: another process holds the vGPU's handle open.")
@@ -103,7 +108,7 @@ class Demo:
         say("The process lets go. vgpu-hookd would get the vGPU back within a minute; by command:")
         let_go(self.host)
         self.type("vgpu-hook release web")
-        expect(self.host.mdevs() == [], "the kernel has no vGPU left")
+        expect(self.vgpus() == [], "the kernel has no vGPU left")
         self.type("vgpu-hook status")
 
     def vfs(self) -> None:

@@ -36,7 +36,7 @@ class Machine:
     snapshot: the state in the image to go on from; None boots from the disk, which takes a
         minute or more. A test that adds hardware or kernel arguments needs None: a snapshot
         fits only the hardware that it was taken with.
-    qemu_args, kernel_args: added to those of the recipe.
+    qemu_args, kernel_args: added to those of the recipe and of the image's suite.
     peer: the sockets to receive from and to send to on the second network card; without them
         nobody is on that network.
     in_place: use the image's own disk rather than a copy. Only for building it.
@@ -55,7 +55,7 @@ class Machine:
         self._image = image
         self._snapshot = snapshot
         self._extra_args = tuple(qemu_args)
-        self._kernel_args = f"{recipe.KERNEL_ARGS} {kernel_args}".strip()
+        self._kernel_args = f"{recipe.KERNEL_ARGS} {image.suite.kernel_args} {kernel_args}".strip()
         self._peer = peer
         self._in_place = in_place
         self._directory: Path | None = None
@@ -83,7 +83,7 @@ class Machine:
         """Start it, and wait until commands can be run in it."""
         directory = self._directory = make_work_directory()
         # A newer recipe's build removes this image, while this machine may still run.
-        own = Image(directory)
+        own = Image(directory, self._image.suite)
         for file, copy in (
             (self._image.kernel, own.kernel),
             (self._image.initrd, own.initrd),
@@ -115,6 +115,11 @@ class Machine:
         command += ["-kernel", str(own.kernel), "-initrd", str(own.initrd)]
         command += ["-append", self._kernel_args, *self._extra_args]
         return [*command, *(["-loadvm", snapshot] if snapshot else [])]
+
+    @property
+    def suite(self) -> recipe.Suite:
+        """The release of Debian that it is."""
+        return self._image.suite
 
     @property
     def qemu(self) -> Qemu:
@@ -235,7 +240,7 @@ class Machine:
         self.ssh.close()
         self.qemu.quit(MONITOR_TIMEOUT)
         self._plugged.clear()
-        self._launch(Image(self._directory), name)
+        self._launch(Image(self._directory, self._image.suite), name)
 
     @staticmethod
     def _check_name(name: str) -> None:

@@ -5,6 +5,8 @@
     fresh_host  that machine, clean at the start of each test
     pair        two other machines with a network and a store of disk images between them
                 (pair.py), clean at the start of each module; minutes, at the first use
+    bare        a machine of its own for each suite of Debian, without vgpu-hook's package, and
+                with AppArmor enforcing libvirtd's profile; minutes, at the first use
 
 A missing image is built (minutes, once); nothing is ever skipped for want of it.
 """
@@ -16,10 +18,10 @@ from contextlib import contextmanager, nullcontext
 import pytest
 
 from tests.testbed.build import ensure_image
-from tests.testbed.host import INSTALLED, Host, prepare
+from tests.testbed.host import INSTALLED, Host, confined, prepare
 from tests.testbed.machine import Machine
 from tests.testbed.pair import Pair, running_pair
-from tests.testbed.recipe import Image
+from tests.testbed.recipe import SUITES, TRIXIE, Image, Suite
 
 
 class Testbed:
@@ -62,10 +64,10 @@ def _shown(config: pytest.Config) -> Iterator[None]:
         yield
 
 
-def _image_for(config: pytest.Config, doing: str) -> Image:
+def _image_for(config: pytest.Config, doing: str, suite: Suite = TRIXIE) -> Image:
     """Return the image, built if need be, and say what comes next."""
     with _shown(config):
-        image = ensure_image()
+        image = ensure_image(suite)
         print(f"\ntestbed: {doing}", file=sys.stderr)
     return image
 
@@ -117,3 +119,13 @@ def pair_testbed(pytestconfig: pytest.Config) -> Iterator[PairTestbed]:
 def pair(pair_testbed: PairTestbed) -> Pair:
     """The pair of test hosts, clean at the start of the module."""
     return pair_testbed.clean_pair()
+
+
+@pytest.fixture(scope="module", params=list(SUITES))
+def bare(request: pytest.FixtureRequest, pytestconfig: pytest.Config) -> Iterator[Host]:
+    """A test host of each suite as it comes, AppArmor and all; the module has it for itself."""
+    suite = SUITES[request.param]
+    image = _image_for(pytestconfig, f"starting a bare test host of {suite.debian}", suite)
+    with confined(image) as machine:
+        machine.wait_settled()
+        yield Host(machine)

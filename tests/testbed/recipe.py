@@ -1,7 +1,8 @@
-"""What the test host is made of, where its image is kept, and the key that names it.
+"""What the test hosts are made of, where their images are kept, and the keys that name them.
 
-Not for how it is built (build.py) or run (machine.py). The key covers the files listed in
-RECIPE_FILES, so a change to any of them, and to nothing else of the project, makes a new image.
+Not for how one is built (build.py) or run (machine.py). There is one image for each suite. Its key
+covers the files listed in RECIPE_FILES, so a change to any of them, and to nothing else of the
+project, makes new images.
 """
 
 import hashlib
@@ -13,9 +14,33 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 RECIPE_FILES = ("recipe.py", "build.py", "debian.py", "image")
 
-SUITE = "trixie"
 QEMU = "qemu-system-x86_64"
 SNAPSHOT = "booted"
+# The last one on the kernel's command line counts.
+APPARMOR_ON = "apparmor=1 security=apparmor"
+APPARMOR_OFF = "apparmor=0"
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One release of Debian as a test host.
+
+    keys: a pattern for the files in /usr/share/keyrings with its archive's keys.
+    kernel_args: added to KERNEL_ARGS, in the image's snapshot as in every boot.
+    """
+
+    name: str
+    debian: str
+    keys: str
+    kernel_args: str
+
+
+# libvirt's AppArmor helper costs seconds per guest start under TCG, and most tests start many.
+# A test of AppArmor boots it without the snapshot (host.confined).
+TRIXIE = Suite("trixie", "Debian 13", "debian-archive-trixie-*.gpg", APPARMOR_OFF)
+# Only for tests of the package, which are about what AppArmor allows too.
+BOOKWORM = Suite("bookworm", "Debian 12", "debian-archive-bookworm-*.gpg", APPARMOR_ON)
+SUITES = {suite.name: suite for suite in (TRIXIE, BOOKWORM)}
 
 HOST_PACKAGES = (
     "linux-image-amd64",
@@ -64,10 +89,7 @@ KERNEL_ARGS = (
     "root=/dev/vda rw console=ttyS0 quiet net.ifnames=0 mitigations=off nowatchdog "
     "systemd.ssh_auto=no intel_iommu=on "
     # A restored snapshot looks like a long stall to the kernel; it is none.
-    "rcupdate.rcu_cpu_stall_suppress=1 "
-    # libvirt's AppArmor helper costs seconds per guest start under TCG. A test of AppArmor
-    # gives its own arguments and boots without the snapshot.
-    "apparmor=0"
+    "rcupdate.rcu_cpu_stall_suppress=1"
 )
 # Slots are fixed so that a test's extra devices never move these.
 HARDWARE = (
@@ -93,6 +115,7 @@ class Image:
     """The files of one built image."""
 
     directory: Path
+    suite: Suite = TRIXIE
 
     @property
     def disk(self) -> Path:
@@ -120,8 +143,8 @@ def cache_root() -> Path:
     return Path(base) / "vgpu-hook" / "testbed"
 
 
-def image_key() -> str:
-    """Return the name of the image that today's recipe makes."""
+def image_key(suite: Suite) -> str:
+    """Return the name of the image that today's recipe makes of a suite."""
     digest = hashlib.sha256()
     for name in RECIPE_FILES:
         top = HERE / name
@@ -131,4 +154,4 @@ def image_key() -> str:
             digest.update(hashlib.sha256(path.read_bytes()).digest())
     # A snapshot of a running machine can be read back for sure only by the QEMU that wrote it.
     digest.update(subprocess.run([QEMU, "--version"], check=True, capture_output=True).stdout)
-    return f"{SUITE}-{digest.hexdigest()[:16]}"
+    return f"{suite.name}-{digest.hexdigest()[:16]}"

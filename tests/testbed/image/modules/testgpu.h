@@ -48,10 +48,22 @@ struct testgpu_vf {
 extern struct mutex testgpu_lock;
 extern struct list_head testgpu_vfs;
 extern struct mdev_driver testgpu_mdev_driver;
+
+#ifdef TESTGPU_VFS
 extern const struct attribute_group *testgpu_driver_groups[];
 
 int testgpu_vf_probe(struct pci_dev *pdev);
 void testgpu_vf_remove(struct pci_dev *pdev);
+#else
+static inline int testgpu_vf_probe(struct pci_dev *pdev)
+{
+	return -ENODEV;
+}
+
+static inline void testgpu_vf_remove(struct pci_dev *pdev)
+{
+}
+#endif
 void testgpu_migration_init(struct testgpu_vf *vf);
 int testgpu_parent_probe(struct pci_dev *pdev);
 void testgpu_parent_remove(struct pci_dev *pdev);

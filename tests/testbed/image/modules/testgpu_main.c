@@ -4,8 +4,9 @@
  *
  * Bound to an SR-IOV VF it is NVIDIA's vendor-specific VFIO framework (testgpu_vf.c), bound to
  * a PCI device without SR-IOV the older mdev one (testgpu_mdev.c). Of a PF it only makes the
- * VFs. It binds to nothing by itself: write "nvidia" to the device's driver_override. "Fact" is a section of the project's notes on
- * libvirt, the kernel and NVIDIA; what they don't know is marked as a choice of ours.
+ * VFs. It binds to nothing by itself: write "nvidia" to the device's driver_override. "Fact" is
+ * a section of the project's notes on libvirt, the kernel and NVIDIA; what they don't know is
+ * marked as a choice of ours. Without TESTGPU_VFS (Kbuild) there is only the mdev one.
  */
 #include <linux/mdev.h>
 #include <linux/module.h>
@@ -24,7 +25,7 @@ ssize_t testgpu_params_store(struct testgpu_params *params, const char *buf, siz
 	if (count >= sizeof(params->text))
 		return -EINVAL;
 	mutex_lock(&testgpu_lock);
-	strscpy(params->text, *skip_spaces(buf) ? buf : "");
+	strscpy(params->text, *skip_spaces(buf) ? buf : "", sizeof(params->text));
 	mutex_unlock(&testgpu_lock);
 	return count;
 }
@@ -61,8 +62,10 @@ static struct pci_driver testgpu_pci_driver = {
 	.name = TESTGPU_DRIVER,
 	.probe = testgpu_probe,
 	.remove = testgpu_remove,
+#ifdef TESTGPU_VFS
 	.sriov_configure = pci_sriov_configure_simple,
 	.groups = testgpu_driver_groups,
+#endif
 	.err_handler = &vfio_pci_core_err_handlers,
 	.driver_managed_dma = true,
 };

@@ -3,8 +3,13 @@
 #include <linux/mdev.h>
 #include <linux/module.h>
 #include <linux/pci.h>
-#include <linux/unaligned.h>
+#include <linux/version.h>
 #include <linux/vfio.h>
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 12, 0)
+#include <asm/unaligned.h>
+#else
+#include <linux/unaligned.h>
+#endif
 
 #include "testgpu.h"
 
@@ -120,6 +125,9 @@ static void testgpu_mdev_release(struct vfio_device *vdev)
 	mutex_lock(&testgpu_lock);
 	testgpu_mdev_of(vdev)->parent->count--;
 	mutex_unlock(&testgpu_lock);
+#if LINUX_VERSION_CODE < KERNEL_VERSION(6, 2, 0)
+	vfio_free_device(vdev);
+#endif
 }
 
 static bool testgpu_in_config(size_t count, loff_t pos)
@@ -221,10 +229,12 @@ static const struct vfio_device_ops testgpu_mdev_ops = {
 	.read = testgpu_mdev_read,
 	.write = testgpu_mdev_write,
 	.ioctl = testgpu_mdev_ioctl,
+#if LINUX_VERSION_CODE >= KERNEL_VERSION(6, 4, 0)
 	.bind_iommufd = vfio_iommufd_emulated_bind,
 	.unbind_iommufd = vfio_iommufd_emulated_unbind,
 	.attach_ioas = vfio_iommufd_emulated_attach_ioas,
 	.detach_ioas = vfio_iommufd_emulated_detach_ioas,
+#endif
 };
 
 static int testgpu_mdev_probe(struct mdev_device *mdev)
