@@ -16,7 +16,7 @@ from vgpu_hook.model import ConfigError
 from vgpu_hook.sysfs import Roots
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
 DEFAULT_PATH = "/etc/vgpu-hook/vgpu-hook.toml"
 MAX_SIZE = 1 << 20
@@ -52,6 +52,17 @@ def load(environment: Mapping[str, str] | None = None) -> Settings:
     from vgpu_hook import config_file
 
     return config_file.settings(text, path or DEFAULT_PATH)
+
+
+def hook_deadline(load: Callable[[], Settings]) -> float:
+    """Return what a call of the hook may take, in seconds; the default if `load` can't tell.
+
+    The call may be none of our business: what is wrong is told of where it matters.
+    """
+    try:
+        return load().hook_deadline
+    except ConfigError:
+        return Settings().hook_deadline
 
 
 class Kept:

@@ -10,11 +10,10 @@ image may be older than the request.
 
 from __future__ import annotations
 
-import contextlib
 import time
 
 from vgpu_hook import config
-from vgpu_hook.model import ConfigError, is_ours
+from vgpu_hook.model import is_ours
 from vgpu_hook.protocol import Answer
 
 REFUSED = 10
@@ -51,18 +50,14 @@ def operation_of(arguments: tuple[str, ...]) -> str:
 
 
 def _answer(arguments: tuple[str, ...], xml: bytes, begun: float, *, late: bool) -> Answer:
-    settings = config.Settings()
-    with contextlib.suppress(
-        ConfigError
-    ):  # it may be none of our business: that is found out below
-        settings = config.load()
+    seconds = config.hook_deadline(config.load)
     from vgpu_hook import operations
 
     if late:
         name = arguments[0][:255]
-        text = f"vgpu-hookd has not answered within {settings.hook_deadline:.3g} s"
+        text = f"vgpu-hookd has not answered within {seconds:.3g} s"
         hint = "see: journalctl -u vgpu-hookd"
         operation = operation_of(arguments)
         return operations.failure(operation, name, f"domain {name!r}: {text}; {hint}", xml)
     spent = max(time.clock_gettime(time.CLOCK_BOOTTIME) - begun, 0.0) if begun else 0.0
-    return operations.in_child(arguments, xml, spent, settings.hook_deadline)
+    return operations.in_child(arguments, xml, spent, seconds)

@@ -20,7 +20,6 @@ from vgpu_hook.hook import ARRIVALS, REFUSED, RESTORE, START, STOPS, operation_o
 from vgpu_hook.host import Host
 from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.model import (
-    ConfigError,
     DeadlineExceeded,
     Domain,
     Refused,
@@ -152,7 +151,7 @@ def in_child(arguments: tuple[str, ...], xml: bytes, spent: float, seconds: floa
 def restored_without_request(xml: bytes) -> Answer:
     """Return the answer to the restore of an image that has no request of ours."""
     try:
-        subject = _parsed(xml, _hook_deadline() / 4)
+        subject = _parsed(xml, config.hook_deadline(config.load) / 4)
     except VgpuError:
         return Answer(0)
     try:
@@ -171,7 +170,7 @@ def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
     """
     if operation == RESTORE:
         try:
-            wait = _hook_deadline() * LAST_WORDS
+            wait = config.hook_deadline(config.load) * LAST_WORDS
             noted = _unhurried(domain.set_refused, xml, text, seconds=wait)
             return LetGoOn(0, "", noted)
         except VgpuError:  # which the start that follows finds too
@@ -198,13 +197,6 @@ def _unhurried(call: Callable[..., T], xml: bytes, *args: str, seconds: float) -
         return call(xml, *args)
     doing = f"reading {len(xml)} bytes of XML"
     return bounded.run(call, xml, *args, deadline=Deadline(seconds), doing=doing)
-
-
-def _hook_deadline() -> float:
-    try:
-        return config.load().hook_deadline
-    except ConfigError:  # which may not matter: it is told of where it does
-        return config.Settings().hook_deadline
 
 
 def _serve(operation: str, subject: Domain, xml: bytes, run: Run, means: Means) -> bytes:

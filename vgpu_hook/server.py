@@ -19,7 +19,7 @@ from vgpu_hook import config, operations, protocol
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.folders import make_private
 from vgpu_hook.hook import operation_of
-from vgpu_hook.model import ConfigError, VgpuError
+from vgpu_hook.model import VgpuError
 from vgpu_hook.operations import Means
 
 SOCKET = "hook.sock"
@@ -116,11 +116,7 @@ class Server:
             self._done()
 
     def _greeting(self) -> bytes:
-        try:
-            seconds = self._means.load().hook_deadline
-        except ConfigError:  # the call may be none of our business: that is found out with it
-            seconds = config.Settings().hook_deadline
-        return protocol.greeting(time.monotonic(), seconds)
+        return protocol.greeting(time.monotonic(), config.hook_deadline(self._means.load))
 
     def _done(self) -> None:
         self._slots.release()

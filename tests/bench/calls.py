@@ -10,6 +10,9 @@ from pathlib import Path
 ENVIRONMENT = {"LC_ALL": "C", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 """What libvirt leaves of it (facts A9)."""
 
+NOOP = "#!/bin/sh\ncat >/dev/null\n"
+"""A hook that reads its stdin, and does no more."""
+
 
 def timed(
     argv: list[str],

@@ -12,7 +12,8 @@ from pathlib import Path
 
 from tests.bench.figures import RUNS, Figure, spread
 from tests.bench.plain import PLAIN
-from tests.domains import device_of, uuid_of
+from tests.bench.records import put_domain
+from tests.domains import device_of
 from tests.libvirt.server import LibvirtServer
 from tests.product import Product
 from tests.simhost import SimHost
@@ -25,7 +26,7 @@ from vgpu_hook.host import Host
 from vgpu_hook.libvirtd import Known
 from vgpu_hook.lifecycle import Context, Lifecycle
 from vgpu_hook.log import JournalLog
-from vgpu_hook.model import Found, VgpuRequest, new_assignment
+from vgpu_hook.model import VgpuRequest
 from vgpu_hook.planning import Planner
 from vgpu_hook.reconcile import Reconciler
 from vgpu_hook.sysfs import Roots
@@ -50,15 +51,11 @@ def _reconcile() -> Figure:
         domains = {}
         for number in range(1512):
             name = f"vm{number}"
-            own = uuid_of(name)
-            request = VgpuRequest("0", "mtty-1")
-            store.domains.set_requests(own, name, (request,))
-            domains[own] = Known(name, number < 512)
-            if number < 512:
+            active = number < 512
+            own = put_domain(store, name, boot_id, "mtty" if active else None)
+            domains[own] = Known(name, active)
+            if active:
                 sim.make(device_of(own), "mtty", "mtty-1")
-                found = Found("mdev", device_of(own), "mtty", "mtty-1", ())
-                row = new_assignment(own, name, request, found, found.type, boot_id)
-                store.adopt(row, "bench")
         host = Host(settings, boot_id)
         log = JournalLog("/nonexistent", "bench")
 

@@ -7,13 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from tests.bench.calls import script, timed
+from tests.bench.calls import NOOP, script, timed
 from tests.bench.figures import RUNS, Figure, of_pairs, pairs
 from tests.libvirt.server import LibvirtServer
 from tests.product import HOOK
 
 PLAIN = Path(__file__).parents[1] / "data" / "plain-domain.xml"
-NOOP = "#!/bin/sh\ncat >/dev/null\n"
 REPEATS = 10
 """Calls that make up one timed run: a single one takes a millisecond."""
 

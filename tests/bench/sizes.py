@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.bench.figures import RUNS, Figure, of_pairs, spread
-from tests.domains import device_of, domain_xml, uuid_of
+from tests.bench.records import put_domain
+from tests.domains import domain_xml
 from tests.product import Product
 from tests.simhost import SimHost
 from tests.simulated.daemons import NO_LIBVIRT
 from vgpu_hook import config, operations, store_file, vfio
-from vgpu_hook.model import Found, VgpuRequest, new_assignment
 from vgpu_hook.operations import Means
 from vgpu_hook.stores import Stores
 from vgpu_hook.workers import Workers
@@ -56,13 +56,7 @@ def _filled(sim: SimHost, folder: Path, domains: int, devices: int) -> tuple[Pro
     assert store is not None
     boot_id = settings.roots.boot_id()
     for number in range(domains):
-        name = f"vm{number}"
-        own = uuid_of(name)
-        request = VgpuRequest("0", "mtty-1")
-        store.domains.set_requests(own, name, (request,))
-        if number < devices:
-            found = Found("mdev", device_of(own), "elsewhere", "mtty-1", ())
-            store.adopt(new_assignment(own, name, request, found, found.type, boot_id), "bench")
+        put_domain(store, f"vm{number}", boot_id, "elsewhere" if number < devices else None)
     store.close()
     return product, Means(lambda: settings, Stores().open, Workers().run)
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.bench.calls import script
+from tests.bench.calls import NOOP, script
 from tests.bench.figures import Figure, of_pairs, spread
 from tests.domains import domain_xml
 from tests.product import HOOK, Product
@@ -17,7 +17,6 @@ from tests.simulated.daemons import NO_LIBVIRT
 
 VMS = 64
 RUNS = 5
-NOOP = "#!/bin/sh\ncat >/dev/null\n"
 
 
 def figures() -> Iterator[Figure]:

@@ -32,6 +32,7 @@ from vgpu_hook import (
     events,
     hook,
     host,
+    operations,
     store_file,
     sysfs,
 )
@@ -172,7 +173,7 @@ class InProcess:
         self._writes_left: int | None = None
         self._patch = pytest.MonkeyPatch()
         self._patch.setenv("VGPU_HOOK_CONFIG", str(self.product.config))
-        self._patch.setattr(bounded, "run", _directly)
+        self._patch.setattr(bounded, "run", operations.directly)
         self._patch.setattr(host, "TRY_PAUSE", 0)  # no driver cleans up meanwhile
         self._patch.setattr(libvirt, "open", lambda uri: connection(simulated))
         self._patch.setattr(cli, "parser", functools.cache(cli.parser))  # half of a command's time
@@ -280,12 +281,6 @@ def _write(path: str, text: str) -> None:
         _writer.submit(_write_text, path, text).result(PATIENCE / 4)
     except TimeoutError:
         raise Blocked(f"{text!r} to {path} has not returned") from None
-
-
-def _directly(
-    call: Callable[..., Any], *args: Any, deadline: Deadline, doing: str, keep: Any = ()
-) -> Any:
-    return call(*args)
 
 
 def _log() -> JournalLog:
