@@ -47,13 +47,19 @@ class Product:
 
     def configure(self, *, deadline: float = 60, extra: str = "", metrics: str = "") -> None:
         """Write the configuration. `extra` are tables of it, `metrics` lines for that table."""
-        self.config.write_text(
+        self.set_config(
             f"[paths]\nsysfs = '{self.sim.sys}'\nproc = '{self.sim.proc}'\n"
             f"dev = '{self.sim.dev}'\nstate = '{self.state}'\nruntime = '{self.runtime}'\n"
             f"journal = '{self.state.parent}/no-journal'\nhooks = '{self.hooks}'\n"
             f"[deadlines]\nhook = {deadline}\n{extra}\n"
             f"[metrics]\ntextfile = '{self.textfile}'\n{metrics}\n"
         )
+
+    def set_config(self, text: str) -> None:
+        """Make `text` the configuration, at once: a half of it would be other settings."""
+        new = self.config.with_suffix(".new")
+        new.write_text(text)
+        new.replace(self.config)
 
     @property
     def environment(self) -> dict[str, str]:

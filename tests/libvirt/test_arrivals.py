@@ -187,7 +187,7 @@ def test_r14_i5_a_guest_without_a_request_comes_back_untouched_whatever_is_broke
     server: LibvirtServer, hooked: Product, define: Define, scripts: Scripts
 ) -> None:
     scripts.add_recording("90-last")
-    hooked.config.write_text("]] garbage")
+    hooked.set_config("]] garbage")
     hooked.state.write_text("no folder")
     define("plain")
     saved(server, "plain")
@@ -260,7 +260,7 @@ def test_a_saved_guest_with_a_request_stays_saved_whatever_is_broken(
     hook = server.hooks / "qemu.d" / "50-vgpu-hook"
     mended, configuration = hook.read_text(), hooked.config.read_text()
     if what == "configuration":
-        hooked.config.write_text("]] garbage")
+        hooked.set_config("]] garbage")
         told = "configuration"
     elif what == "store":
         hooked.state.write_text("no folder")
@@ -275,7 +275,7 @@ def test_a_saved_guest_with_a_request_stays_saved_whatever_is_broken(
     assert told in refused.stderr
     assert is_saved(server, "a")
     hook.write_text(mended)
-    hooked.config.write_text(configuration)
+    hooked.set_config(configuration)
     if what == "store":
         hooked.state.unlink()
     back = server.virsh("start", "a")

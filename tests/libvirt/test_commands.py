@@ -83,7 +83,7 @@ def test_r11_a_start_that_libvirt_refuses_after_prepare_gives_everything_back(
 def test_r14_a_domain_without_a_request_starts_whatever_is_broken(
     server: LibvirtServer, hooked: Product, define: Define
 ) -> None:
-    hooked.config.write_text("]] garbage")
+    hooked.set_config("]] garbage")
     hooked.state.mkdir()
     (hooked.state / "store.db").mkdir()
     define("plain")

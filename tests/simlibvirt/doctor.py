@@ -77,7 +77,7 @@ class Patient:
     def limit(self, seconds: float) -> None:
         """Let a check take no longer: for what hangs."""
         text = self.product.config.read_text()
-        self.product.config.write_text(text.replace("hook = 60", f"hook = {seconds}"))
+        self.product.set_config(text.replace("hook = 60", f"hook = {seconds}"))
 
     def unit(self, name: str, *lines: str) -> None:
         (self.units / f"{name}.service").write_text("\n".join(lines) + "\n")

@@ -201,7 +201,7 @@ def store_damaged(patient: Patient) -> None:
 
 
 def config_wrong(patient: Patient) -> None:
-    patient.product.config.write_text("[policy]\nplacement = 'tight'\n")
+    patient.product.set_config("[policy]\nplacement = 'tight'\n")
 
 
 def config_others_may_write(patient: Patient) -> None:

@@ -318,7 +318,7 @@ def test_what_can_not_be_asked_is_named_and_the_rest_recorded(simulation: Simula
 
 
 def test_an_unusable_configuration_is_named(simulation: Simulation, tmp_path: Path) -> None:
-    simulation.product.config.write_text("[nonsense]\n")
+    simulation.product.set_config("[nonsense]\n")
     path = tmp_path / "host.tar.gz"
     done = simulation.command("record", "-o", str(path))
     assert done.status == 0

@@ -24,7 +24,7 @@ ODD_NAMES = ["with space", "quo'te\"s", "-leading", "--help", "Übung ☃", "$(i
 
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_r14_i10_no_request_no_output_whatever_is_broken(product: Product, operation: str) -> None:
-    product.config.write_text("]] garbage")
+    product.set_config("]] garbage")
     product.state.write_text("not a folder")
     assert product.hook("plain", operation, PLAIN) == (0, "", "")
 
@@ -129,7 +129,7 @@ def test_a_hostdev_under_our_alias_without_a_request_is_refused_if_it_is_ours(
 def test_a_configuration_that_is_wrong_names_the_key_and_refuses_only_vgpu_starts(
     product: Product,
 ) -> None:
-    product.config.write_text("[deadlines]\nhook = 'soon'\n")
+    product.set_config("[deadlines]\nhook = 'soon'\n")
     answer = product.hook("a", "prepare", A)
     assert answer.status == 1
     assert f"configuration {product.config}: deadlines.hook" in answer.err

@@ -189,7 +189,7 @@ def test_the_hook_would_refuse(broken: str, product: Product, told: Told) -> Non
         product.state.mkdir()
         (product.state / "store.db").write_bytes(b"this is not a database" * 100)
     else:
-        product.config.write_text("[deadlines]\nhook = 'soon'\n")
+        product.set_config("[deadlines]\nhook = 'soon'\n")
     (finding,), said = told(xml)
     assert finding[:2] == ("vGPU", NO)
     assert broken in finding[2]

@@ -35,7 +35,7 @@ OTHERWISE = [
 def with_runtime(product: Product, line: str) -> None:
     """Say in another way where the runtime folder is."""
     text = product.config.read_text()
-    product.config.write_text(text.replace(f"runtime = '{product.runtime}'", line))
+    product.set_config(text.replace(f"runtime = '{product.runtime}'", line))
 
 
 @pytest.mark.parametrize("line", PLAINLY)

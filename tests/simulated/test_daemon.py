@@ -263,7 +263,7 @@ def test_a_daemon_whose_path_is_too_long_for_a_socket_names_it(product: Product)
     """107 bytes, says unix(7)."""
     runtime = product.runtime / ("r" * 100)
     text = product.config.read_text()
-    product.config.write_text(text.replace(str(product.runtime), str(runtime)))
+    product.set_config(text.replace(str(product.runtime), str(runtime)))
     done = run_daemon(product)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: can't listen on {runtime}/hook.sock: ")
@@ -295,7 +295,7 @@ def test_what_libvirt_calls_back_at_the_end_does_not_crash_a_daemon(product: Pro
 
 
 def test_a_daemon_that_cannot_start_says_why(product: Product) -> None:
-    product.config.write_text("[daemon]\nreconcile = 'often'\n")
+    product.set_config("[daemon]\nreconcile = 'often'\n")
     done = run_daemon(product)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: configuration {product.config}: daemon.reconcile")

@@ -116,9 +116,9 @@ def broken(product: Product, what: str, folder: Path, stack: ExitStack) -> dict[
     """Break something; return what is to be added to the environment."""
     script = folder / "python"
     if what == "config":
-        product.config.write_text("]] garbage")
+        product.set_config("]] garbage")
     elif what == "state":
-        product.config.write_text(product.config.read_text().replace("/state'", "/no-folder'"))
+        product.set_config(product.config.read_text().replace("/state'", "/no-folder'"))
         (product.state.parent / "no-folder").write_text("no folder")
     elif what == "store":
         for leftover in product.state.glob("store.db-*"):

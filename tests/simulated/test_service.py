@@ -144,14 +144,14 @@ def test_a_reload_says_what_is_wrong_and_a_second_one_that_it_is_right_again(
     service: Service, product: Product
 ) -> None:
     right = product.config.read_text()
-    product.config.write_text(right.replace("[deadlines]", "[deadlines]\nfoot = 1"))
+    product.set_config(right.replace("[deadlines]", "[deadlines]\nfoot = 1"))
     service.process.send_signal(signal.SIGHUP)
     begun = service.hear_until(lambda heard: "RELOADING" in heard)
     assert begun["RELOADING"] == "1"
     assert int(begun["MONOTONIC_USEC"]) > 0  # what Type=notify-reload of systemd 253 asks for
     ended = service.hear_until(lambda heard: "READY" in heard)
     assert ended["STATUS"].startswith(f"configuration {product.config}: deadlines.foot: ")
-    product.config.write_text(right)
+    product.set_config(right)
     service.process.send_signal(signal.SIGHUP)
     assert service.hear_until(lambda heard: "READY" in heard) == {"READY": "1", "STATUS": ""}
     service.hear_until(lives)
