@@ -14,6 +14,8 @@ from typing import NamedTuple
 from vgpu_hook.model import KernelError
 
 GONE = (errno.ENOENT, errno.ENODEV, errno.ENOTDIR, errno.ESRCH)
+OWN_FILES = "/proc/self/fd"  # of the process, wherever Roots.proc is
+DELETED = " (deleted)"  # what the kernel adds to the path of a file that went meanwhile
 MAX_READ = 1 << 16  # sysfs gives a page at most; a larger buffer costs more than the read
 
 
@@ -95,13 +97,24 @@ def link_target(path: str) -> str | None:
 
 
 def resolve(path: str) -> str | None:
-    """Return the canonical path of what is there; None if it is gone."""
+    """Return the canonical path of what is there; None if it is gone.
+
+    The kernel tells it of an open file (proc(5), /proc/PID/fd): two system calls, where
+    os.path.realpath makes one for each part of a path.
+    """
     try:
-        return os.path.realpath(path, strict=True)
+        fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:
         if error.errno in GONE:
             return None
         raise kernel_error("resolving", path, error) from error
+    try:
+        found = os.readlink(f"{OWN_FILES}/{fd}")
+    except OSError as error:  # for want of /proc, which says nothing of the path
+        raise kernel_error("resolving", path, error) from error
+    finally:
+        os.close(fd)
+    return None if found.endswith(DELETED) else found
 
 
 def write_text(path: str, text: str) -> None:
