@@ -7,6 +7,7 @@ and written again by a loop, in the same run, and it is taken off.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 import tempfile
 import time
@@ -20,6 +21,7 @@ from tests.domains import device_of, domain_xml, uuid_of
 from tests.product import HOOK, Product
 from tests.simhost import SimHost
 from tests.simulated.daemons import NO_LIBVIRT
+from vgpu_hook import config
 
 OPERATIONS = ("prepare", "stopped", "release")
 WARM = 3
@@ -39,18 +41,48 @@ esac
 """
 
 
+AS_THEY_COME = """\
+import sys
+sys.argv.remove("-c")
+at = sys.argv.index("-c")
+code = sys.argv[at + 1]
+sys.argv[:] = ["-c", *sys.argv[at + 2:]]
+from vgpu_hook.config import Roots, Settings
+Settings.__new__.__defaults__ = {settings}
+exec(code)
+"""
+"""Python's program, with the simulated host's settings for the default ones."""
+
+
 def figures() -> Iterator[Figure]:
     with _product() as (product, xml):
         kernel = _kernel(product, xml)
+        ours = {**product.environment, "VGPU_HOOK_PYTHON": sys.executable}
         process = product.daemon()
         try:
-            yield from _against_bare(product, xml, kernel, "vgpu-hookd runs", "1.6 times at most")
+            yield from _against_bare(ours, xml, kernel, "vgpu-hookd runs", "1.6 times at most")
         finally:
             process.kill()
             process.wait()
         (product.runtime / "hook.sock").unlink()
-        yield from _against_bare(product, xml, kernel, "no daemon", "150 ms at most")
+        default = _with_default_settings(product, xml.parent)
+        yield from _against_bare(default, xml, kernel, "no daemon", "150 ms at most")
+        how = "no daemon, settings in the file"
+        yield from _against_bare(ours, xml, kernel, how, "150 ms at most")
         yield _against_circulated(product, xml)
+
+
+def _with_default_settings(product: Product, folder: Path) -> dict[str, str]:
+    """Return an environment in which the file sets nothing, as most hosts' does."""
+    settings = config.load({"VGPU_HOOK_CONFIG": str(product.config)})
+    program = AS_THEY_COME.format(settings=repr(settings))
+    command = shlex.join([sys.executable, "-I", "-B", "-X", "utf8", "-c", program])
+    python = script(folder, "python", f'#!/bin/sh\nexec {command} "$@"\n')
+    return {
+        **product.environment,
+        "VGPU_HOOK_PYTHON": python,
+        "VGPU_HOOK_CONFIG": os.devnull,
+    }
 
 
 @contextmanager
@@ -64,9 +96,8 @@ def _product() -> Iterator[tuple[Product, Path]]:
 
 
 def _against_bare(
-    product: Product, xml: Path, kernel: dict[str, float], how: str, goal: str
+    environment: dict[str, str], xml: Path, kernel: dict[str, float], how: str, goal: str
 ) -> Iterator[Figure]:
-    environment = {**product.environment, "VGPU_HOOK_PYTHON": sys.executable}
     found: dict[str, list[tuple[float, float]]] = {operation: [] for operation in OPERATIONS}
     for number in range(WARM + RUNS):
         for operation in OPERATIONS:
