@@ -26,18 +26,23 @@ TRIES = 5
 nvidia-smi answers 19 while the card is busy (facts E2, peers rows 20, 21, 70)."""
 
 
-def run(
+def set_up(settings: Settings, deadline: Deadline, say: Callable[[str], None]) -> bool:
+    """Run the host's commands; tell whether all succeeded. Nothing of ours is asked before."""
+    results = [_command(list(command), deadline, say) for command in settings.boot_commands]
+    return all(results)
+
+
+def wait(
     settings: Settings,
     requests: list[VgpuRequest],
     records: DeviceRecords | None,
+    deadline: Deadline,
     say: Callable[[str], None],
 ) -> bool:
-    """Run and wait, for `boot_timeout` at most; tell whether everything was there.
+    """Wait for what domains ask for, until the deadline; tell whether everything was there.
 
     `records` know the types of cards that are full already.
     """
-    deadline = Deadline(settings.boot_timeout)
-    results = [_command(list(command), deadline, say) for command in settings.boot_commands]
     host = Host(settings, settings.roots.boot_id())
     wanted = list(dict.fromkeys((r.profile, r.gpu) for r in requests))
     while wanted:
@@ -49,7 +54,7 @@ def run(
                 say(f"still missing: profile {profile!r}" + (f" on GPU {gpu}" if gpu else ""))
             return False
         time.sleep(min(PAUSE, deadline.remaining()))
-    return all(results)
+    return True
 
 
 def _offered(host: Host, records: DeviceRecords | None, profile: str, gpu: str | None) -> bool:
@@ -76,7 +81,7 @@ def _command(command: list[str], deadline: Deadline, say: Callable[[str], None])
             process.kill()
             cause = f"it has not ended within {deadline.seconds:.3g} s"
             break
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: a NUL in it
             cause = str(error)
             break
         if status == 0:

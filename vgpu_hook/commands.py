@@ -19,6 +19,7 @@ from vgpu_hook import (
     hotplug,
     placement,
 )
+from vgpu_hook.bounded import Deadline
 from vgpu_hook.deletion import Deletion
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
@@ -237,10 +238,13 @@ def lint(arguments: argparse.Namespace) -> int:
 def boot_gate(arguments: argparse.Namespace) -> int:
     """Hold the autostart of VMs until what they ask for is there, for a bounded time."""
     settings = config.load()
-    opened = context.existing_store(settings)
+    deadline = Deadline(settings.boot_timeout)
+    done = bootgate.set_up(settings, deadline, print)
+    opened = context.existing_store(settings)  # a broken one keeps no command from running
     requests = [r for _, r in opened.domains.all_requests()] if opened is not None else []
     records = opened.devices if opened is not None else None
-    return 0 if bootgate.run(settings, requests, records, print) else 1
+    there = bootgate.wait(settings, requests, records, deadline, print)
+    return 0 if done and there else 1
 
 
 def _request(arguments: argparse.Namespace, subject: Domain) -> VgpuRequest:

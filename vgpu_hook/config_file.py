@@ -127,6 +127,8 @@ def settings(text: str, path: str) -> Settings:
     for key in Paths.__annotations__:
         if not getattr(paths, key).startswith("/"):
             raise config.error(path, f"paths.{key}: {getattr(paths, key)!r} is not absolute")
+    if not all(command and command[0] for command in file.boot.commands):
+        raise config.error(path, "boot.commands: one of them names no program")
     textfile = file.metrics.textfile
     if textfile and not (textfile.startswith("/") and textfile.endswith(".prom")):
         raise config.error(path, f"metrics.textfile: {textfile!r} is no absolute path to a .prom")

@@ -133,6 +133,8 @@ class Daemon:
                 return
             if number == signal.SIGHUP:
                 self._reload()
+                soon = time.monotonic() + self._settings.reconcile_interval
+                next_reconcile = min(next_reconcile, soon)
             hangs = hanging()
             if not hangs:
                 notify("WATCHDOG=1")

@@ -79,6 +79,8 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
         ("[metrics]\nlisten='localhost:9843'", "metrics.listen"),
         ("[metrics]\nlisten='127.0.0.1'", "metrics.listen"),
         ("[metrics]\nlisten='127.0.0.1:0'", "metrics.listen"),
+        ("[boot]\ncommands=[['true'], []]", "boot.commands"),
+        ("[boot]\ncommands=[['']]", "boot.commands"),
         ("'' = 1", "not permitted"),
         ("gpu = 3", "gpu"),
         (b"\xff", "not UTF-8"),

@@ -54,10 +54,10 @@ def test_what_goes_meanwhile_is_none(device: Path, monkeypatch: pytest.MonkeyPat
 def test_what_cannot_be_told_is_not_gone(device: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     round_and_round = device.with_name("round")
     round_and_round.symlink_to("round")
-    with pytest.raises(KernelError, match="resolving .*/round: .*ELOOP"):
+    with pytest.raises(KernelError, match=r"resolving .*/round: .*ELOOP"):
         sysfs.resolve(str(round_and_round))
     monkeypatch.setattr(sysfs, "OWN_FILES", "/proc/self/none")
-    with pytest.raises(KernelError, match="resolving .*/bus: .*ENOENT"):
+    with pytest.raises(KernelError, match=r"resolving .*/bus: .*ENOENT"):
         sysfs.resolve(str(device))
 
 
