@@ -46,6 +46,24 @@ def test_r7_an_orphan_is_released_a_foreign_device_and_a_running_domains_are_lef
     assert hooked.rows() == [("run", "0", "assigned")]
 
 
+def test_r7_a_reload_makes_the_next_reconcile_as_soon_as_the_settings_say(
+    server: LibvirtServer, hooked: Product
+) -> None:
+    daemon = f"[daemon]\nlibvirt = '{server.uri}'\nreconcile = "
+    hooked.configure(extra=f"{daemon}86400\n")
+    hooked.hook("a", "prepare", A)  # libvirt has no such domain
+    process = hooked.daemon()
+    try:
+        hooked.wait_for("the one at the start", lambda: hooked.rows() == [])
+        hooked.hook("a", "prepare", A)
+        hooked.configure(extra=f"{daemon}1\n")
+        process.send_signal(signal.SIGHUP)
+        hooked.wait_for("the next one", lambda: hooked.rows() == [])
+    finally:
+        process.kill()
+        process.wait()
+
+
 def test_r7_i2_libvirt_unreachable_keeps_everything(hooked: Product, tmp_path: Path) -> None:
     hooked.hook("a", "prepare", A)
     uri = f"qemu+unix:///system?socket={tmp_path}/none"
