@@ -344,14 +344,3 @@ def test_a7_left_over_copies_that_libvirt_runs(host: Host, name: str, severity: 
     (found,) = scripts.check(host.situation._replace(settings=settings))
     assert found.severity == severity
     assert found.fix == (f"run: chmod a-x {shlex.quote(str(path))}" if severity == "error" else "")
-
-
-def test_g14_a_link_out_of_the_folder(host: Host) -> None:
-    host.write("libexec/x", "#!/bin/sh\n")
-    (host.folder / "libexec/x").chmod(0o755)
-    (host.folder / "hooks/qemu.d").mkdir(parents=True)
-    (host.folder / "hooks/qemu.d/10-x").symlink_to("../../libexec/x")
-    settings = host.situation.settings._replace(hooks=str(host.folder / "hooks"))
-    (found,) = scripts.check(host.situation._replace(settings=settings))
-    assert found.severity == "warning"
-    assert found.fix.startswith("run: install -m 0755 --remove-destination ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from typing import NamedTuple
 
 from vgpu_hook.config import Settings
@@ -74,15 +73,3 @@ class Report:
 def run(*words: str) -> str:
     """Return a command as a fix: what is in it is quoted for a shell."""
     return f"run: {shlex.join(words)}"
-
-
-def reinstall() -> str:
-    """Return the command that puts the package's files back, the hook (a conffile) too."""
-    if shutil.which("dpkg"):
-        return (
-            "run: apt-get install --reinstall -o Dpkg::Options::=--force-confmiss"
-            " -o Dpkg::Options::=--force-confnew vgpu-hook"
-        )
-    if shutil.which("rpm"):
-        return "run: dnf reinstall vgpu-hook"
-    return "install vgpu-hook again; without a package: run: vgpu-hook install-hook"
