@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -216,7 +220,6 @@ def libvirt_refuses(patient: Patient) -> None:
 
 
 def libvirt_hangs(patient: Patient) -> None:
-    patient.limit(10)
     patient.simulation.libvirt.serving.clear()
 
 
@@ -324,7 +327,7 @@ FAULTS: list[tuple[Fault, str, str, str, str]] = [
     (store_damaged, "store", "store.db", "it is damaged", "vgpu-hook store set-aside"),
     (config_others_may_write, "config", "vgpu-hook.toml", "mode 0666", "chmod go-w"),
     (libvirt_refuses, "libvirt", "qemu+unix:///system", "can't connect", "systemctl start"),
-    (libvirt_hangs, "libvirt", "qemu+unix:///system", "has not answered", "systemctl restart"),
+    (libvirt_hangs, "libvirt", "qemu+unix:///system", "has not answered", "Do not restart libvirt"),
     (libvirt_too_old, "versions", "libvirt 8.0.0", "needs 9.0.0", "upgrade libvirt"),
     (
         request_without_hostdev,
@@ -465,7 +468,9 @@ def test_what_is_retained_or_half_deleted_is_pointed_to(patient: Patient) -> Non
     patient.product.sim.hold(device_of(uuid_of("a")))
     patient.product.hook("a", "stopped", xml)
     assert patient.product.rows() == [("a", "0", "retained")]
-    patient.product.query("UPDATE domain SET deleting_since = '2026-01-01T00:00:00.000Z'")
+    patient.product.query(
+        "UPDATE domain SET deleting_since = '2026-01-01T00:00:00.000Z' WHERE name = 'a'"
+    )
     found = [f for f in patient.findings() if f.check == "store" and f.severity == "warning"]
     assert [f.fix.partition(";")[0] for f in found] == [
         "run: vgpu-hook release a",
@@ -548,6 +553,44 @@ def test_without_systemd_the_processes_tell(patient: Patient) -> None:
     found = [f for f in patient.findings() if f.check == "hook-seen"]
     assert [(f.object, f.severity, f.fix) for f in found] == [
         ("virtqemud (pid 77)", "error", "run: kill -HUP 77")
+    ]
+
+
+# -- a libvirt that does not answer -----------------------------------------------------
+
+
+def test_g9_the_hook_that_libvirt_waits_for_is_found_and_ended(patient: Patient) -> None:
+    """By the commands of the finding. A restart of libvirt would kill VMs (facts A13)."""
+    libvirt_hangs(patient)
+    script = patient.script("60-hangs", "#!/bin/sh\nread never <>/dev/ptmx\n")
+    hook = subprocess.Popen([script, "a", "stopped", "end", "-"])
+    patient.stack.callback(hook.kill)
+    (fix,) = (f.fix for f in patient.findings() if f.check == "libvirt")
+    look, _, rest = fix.removeprefix("run: ").partition("; then ")
+    found = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
+    (line,) = (line for line in found.stdout.splitlines() if str(script) in line)
+    pid = line.split()[0]
+    assert pid == str(hook.pid)
+    children, end = re.findall(r"pgrep -laP PID|kill PID", rest)
+    subprocess.run(["sh", "-c", children.replace("PID", pid)], check=False)
+    subprocess.run(["sh", "-c", end.replace("PID", pid)], check=True)
+    assert hook.wait() == -signal.SIGTERM
+    assert "systemctl" not in fix
+
+
+def test_a_libvirt_that_is_only_slow_does_not_hang(patient: Patient) -> None:
+    """However short a call of the hook may be."""
+    patient.limit(0.5)
+    libvirt = patient.simulation.libvirt
+    libvirt.serving.clear()
+    timer = threading.Timer(3, libvirt.serving.set)
+    timer.start()
+    found = [f for f in patient.findings() if f.check in ("libvirt", "hook-python", "daemon")]
+    timer.join()
+    assert [(f.check, f.severity) for f in found] == [
+        ("hook-python", "ok"),
+        ("daemon", "ok"),
+        ("libvirt", "ok"),
     ]
 
 

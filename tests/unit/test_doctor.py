@@ -4,16 +4,20 @@ systemd's own words, an old kernel. On plain folders in place of /sys, /proc and
 from __future__ import annotations
 
 import errno
+import json
 import os
 import re
 import shlex
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from vgpu_hook.config import Settings
-from vgpu_hook.doctor import confinement, hypervisor, kernel, scripts, units
+from vgpu_hook.doctor import confinement, hypervisor, kernel, package, scripts, units
 from vgpu_hook.doctor.findings import Finding, Report, Situation
 from vgpu_hook.model import MDEV, VENDOR_VFIO, Parent
 from vgpu_hook.sysfs import Roots
@@ -344,3 +348,56 @@ def test_a7_left_over_copies_that_libvirt_runs(host: Host, name: str, severity: 
     (found,) = scripts.check(host.situation._replace(settings=settings))
     assert found.severity == severity
     assert found.fix == (f"run: chmod a-x {shlex.quote(str(path))}" if severity == "error" else "")
+
+
+# -- modules of Python that are not there -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "checks"),
+    [
+        ("libvirt", {"libvirt"}),
+        ("lxml", {"hook-python", "daemon", "gpus", "libvirt"}),
+        ("pydantic", {"config"}),
+    ],
+)
+def test_a_missing_module_is_a_finding_that_names_its_package(
+    tmp_path: Path, module: str, checks: set[str]
+) -> None:
+    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')\n"
+    (tmp_path / f"{module}.py").write_text(absent)
+    hooks = tmp_path / "hooks"
+    (hooks / "qemu.d").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "hooks/qemu", hooks / "qemu.d/50-vgpu-hook")
+    (hooks / "qemu.d/50-vgpu-hook").chmod(0o755)
+    config = tmp_path / "vgpu-hook.toml"
+    paths = {"hooks": hooks, "state": tmp_path / "state", "runtime": tmp_path / "run"}
+    config.write_text("[paths]\n" + "".join(f"{k} = '{v}'\n" for k, v in paths.items()))
+    # The hook's Python is started so that it would not see the test's folder.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -I ]; shift; exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "vgpu_hook", "doctor", "--connect", "none:///", "--format", "json"],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+            "VGPU_HOOK_CONFIG": str(config),
+            "VGPU_HOOK_PYTHON": str(python),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    found = [Finding(**finding) for finding in json.loads(done.stdout)["findings"]]
+    assert {f.check for f in found} >= {"hook-file", "hook-python", "other-hooks", "daemon"}
+    those = [f for f in found if f"No module named '{module}'" in f.text]
+    assert {f.check for f in those} == checks
+    assert {f.severity for f in those} == {"error"}
+    assert all(f"apt-get install python3-{module} " in f.fix for f in those)
+
+
+def test_what_installs_a_module_is_what_our_packages_depend_on() -> None:
+    control = (REPOSITORY / "packaging/deb/debian/control").read_text()
+    for name in package.MODULES.values():
+        assert re.search(rf"^ {name}\b", control, re.MULTILINE)

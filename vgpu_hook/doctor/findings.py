@@ -12,7 +12,8 @@ OK = "ok"
 WARNING = "warning"
 ERROR = "error"
 
-LONGEST = 60.0
+SHORTEST, LONGEST = 10.0, 60.0
+"""Seconds for a check: a busy host is to have the time to answer, whatever is configured."""
 
 HOOK = "qemu.d/50-vgpu-hook"
 """Our hook, below libvirt's folder of hooks."""
@@ -46,8 +47,8 @@ class Situation(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Return how many seconds a check may take: as long as a call of the hook, or a minute."""
-        return min(self.settings.hook_deadline, LONGEST)
+        """Return how many seconds a check may take: about as long as a call of the hook."""
+        return min(max(self.settings.hook_deadline, SHORTEST), LONGEST)
 
 
 class Report:

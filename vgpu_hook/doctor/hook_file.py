@@ -24,6 +24,7 @@ GREETING = re.compile(r"vgpu-hook (\d+) \(")
 """In the hook's text: what it starts, and the version of the protocol that it speaks."""
 
 LOAD = "import vgpu_hook.hook, vgpu_hook.operations as o; print(vgpu_hook.__version__, o.__file__)"
+NO_MODULE = re.compile(r"No module named '([^']+)'")
 LOADING_SHARE = 0.9
 """Of a check's time."""
 
@@ -125,7 +126,8 @@ def python(situation: Situation) -> list[Finding]:
     if done.returncode != 0:
         cause = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         text = f"it can't load vgpu_hook, so that a start with a vGPU is refused: {cause}"
-        report.error(program, text, package.reinstall())
+        absent = NO_MODULE.search(cause)
+        report.error(program, text, package.missing(absent[1] if absent else ""))
     elif version != __version__:
         folder = os.path.dirname(place)
         text = f"the hook runs vgpu-hook {version} from {folder}, this command is {__version__}"
