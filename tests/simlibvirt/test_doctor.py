@@ -256,10 +256,6 @@ def vf_managed_by_libvirt(patient: Patient) -> None:
     patient.define("a", "1148", vf, owner=uuid_of("a"))
 
 
-def clones_vf(patient: Patient) -> None:
-    patient.define("a", "1148", pci_hostdev("0000:41:00.4"), owner=uuid_of("b"))
-
-
 def nothing(patient: Patient) -> None:
     """The host itself is the fault."""
 
@@ -333,18 +329,18 @@ FAULTS: list[tuple[Fault, str, str, str, str]] = [
         request_without_hostdev,
         "definitions",
         "domain 'a'",
-        "slot '0' has a request, but no hostdev",
-        "run: vgpu-hook attach --slot 0 --profile mtty-1 a",
+        "(slot '0') is asked for, but has no hostdev yet",
+        "run: vgpu-hook attach --profile mtty-1 --slot 0 a",
     ),
     (
         hostdev_without_request,
         "definitions",
         "domain 'a'",
-        "slot '0' has a hostdev of vgpu-hook's, but no request",
+        "in slot '0', without a request for it",
         "run: vgpu-hook detach --slot 0 a",
     ),
     (profile_that_nobody_offers, "definitions", "domain 'a'", "'GRID T4-2Q'", "vgpu-hook profiles"),
-    (clones_hostdev, "definitions", "domain 'a'", "was cloned from", "run: vgpu-hook attach"),
+    (clones_hostdev, "definitions", "domain 'a'", "has inherited", "run: vgpu-hook attach"),
     (request_unreadable, "definitions", "domain 'a'", "fork", "run: virsh edit a"),
 ]
 
@@ -375,8 +371,7 @@ def on(host: str, *values: object) -> Any:
     ("fault", "check", "subject", "text", "fix"),
     [
         (libvirt_before_97, "versions", "libvirt 9.0.0", "9.7.0 can", "upgrade libvirt"),
-        (vf_managed_by_libvirt, "definitions", "'a'", "managed='yes'", "set managed='no'"),
-        (clones_vf, "definitions", "'a'", "was cloned from", "run: vgpu-hook attach --slot 0"),
+        (vf_managed_by_libvirt, "definitions", "'a'", "managed='yes'", "vgpu-hook attach"),
     ],
 )
 def test_a_fault_on_a_host_with_vfs(
@@ -554,6 +549,71 @@ def test_without_systemd_the_processes_tell(patient: Patient) -> None:
     assert [(f.object, f.severity, f.fix) for f in found] == [
         ("virtqemud (pid 77)", "error", "run: kill -HUP 77")
     ]
+
+
+# -- definitions, against what a start says ---------------------------------------------
+
+
+def agrees_with_a_start(patient: Patient, xml: bytes, worst: str = "error") -> None:
+    """What is said of domain `a` is what its start then says, with the same next command."""
+    patient.simulation.libvirt.define(xml.decode())
+    found = [f for f in patient.findings() if f.check == "definitions" and "'a'" in f.object]
+    answer = patient.product.hook("a", "prepare", xml)
+    if answer.status == 0:
+        assert [f.severity for f in found] == ["warning"]
+        return
+    (refusal,) = (f for f in found if f.severity != "ok")
+    assert refusal.severity == worst
+    assert refusal.text.endswith("; its start is refused")
+    assert refusal.text.removesuffix("; its start is refused") in answer.err
+    assert refusal.fix.startswith("run: vgpu-hook ")
+    assert refusal.fix in answer.err
+
+
+FORKS = pytest.mark.parametrize(
+    ("fork", "worst"), [("new", "error"), ("none", "error"), ("refuse", "warning")]
+)
+RUNNING = pytest.mark.parametrize("running", [False, True])
+
+
+@pytest.mark.simhost("l40s")
+@pytest.mark.parametrize("profile", ["1148"])
+@FORKS
+@RUNNING
+def test_r8_a_clone_that_names_its_originals_vf(
+    patient: Patient, fork: str, worst: str, *, running: bool
+) -> None:
+    vf = [pci_hostdev("0000:41:00.4")]
+    original = domain_xml("b", {"0": "1148"}, hostdevs=vf, owner=uuid_of("b"))
+    if running:
+        assert patient.product.hook("b", "prepare", original) == (0, "", "")
+    asks = f"fork='{fork}'"
+    clone = domain_xml("a", {"0": "1148"}, hostdevs=vf, owner=uuid_of("b"), attributes=asks)
+    agrees_with_a_start(patient, clone, worst)
+
+
+@FORKS
+@RUNNING
+def test_r8_a_clone_that_names_its_originals_mdev(
+    patient: Patient, fork: str, worst: str, *, running: bool
+) -> None:
+    original = domain_xml("b", {"0": "mtty-1"})
+    if running:
+        assert patient.product.hook("b", "prepare", original) == (0, "", "")
+    mdev = [hostdev(device_of(uuid_of("b")))]
+    asks = f"fork='{fork}'"
+    agrees_with_a_start(
+        patient, domain_xml("a", {"0": "mtty-1"}, hostdevs=mdev, attributes=asks), worst
+    )
+
+
+@pytest.mark.parametrize("own", [True, False])
+@RUNNING
+def test_a_hostdev_that_is_not_asked_for(patient: Patient, *, own: bool, running: bool) -> None:
+    if running:
+        assert patient.product.hook("b", "prepare", domain_xml("b", {"0": "mtty-1"})).status == 0
+    device = device_of(uuid_of("a" if own else "b"))
+    agrees_with_a_start(patient, domain_xml("a", hostdevs=[hostdev(device)]))
 
 
 # -- a libvirt that does not answer -----------------------------------------------------
