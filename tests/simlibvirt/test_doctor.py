@@ -393,8 +393,18 @@ def gpus(patient: Patient) -> list[Finding]:
 @pytest.mark.parametrize(
     ("subject", "severity", "text", "fix"),
     [
-        on("vfs-off", "0000:41:00.0", "error", "its 32 VFs are off", "sriov-manage -e 0000:41:00"),
+        on(
+            "vfs-off",
+            "0000:41:00.0",
+            "error",
+            "its 32 VFs are off",
+            "run: /usr/lib/nvidia/sriov-manage -e 0000:41:00.0;",
+        ),
         on("nvidia-driver-missing", "0000:41:00.0", "error", "to no driver", "install NVIDIA"),
+        on("not-for-vgpus", "0000:61:00.0", "warning", "bound to nouveau", "use = false"),
+        on("not-for-vgpus", "0000:81:00.0", "warning", "bound to vfio-pci", "use = false"),
+        on("not-for-vgpus", "0000:41:00.0", "ok", "it offers vGPUs", ""),
+        on("passthrough", "0000:81:00.0", "warning", "bound to vfio-pci", "use = false"),
         on("mig-no-instances", "0000:41:00.0", "error", "GPU instances first", "nvidia-smi mig"),
         on("no-gpu", "this host", "error", "no device that offers vGPUs", "run: lspci"),
         on("i915-no-gvt", "this host", "error", "without GVT-g", "run: modprobe kvmgt"),
@@ -414,6 +424,27 @@ def test_the_state_of_each_gpu(
     assert text in found[0].text
     assert fix in found[0].fix
     assert unserved.product.sim.writes() == []
+
+
+@pytest.mark.simhost("not-for-vgpus")
+def test_a_host_whose_other_gpus_are_not_for_vgpus_has_no_error(unserved: Patient) -> None:
+    """And no warning either, once they are left out as it says."""
+    warned = [f for f in gpus(unserved) if f.severity != "ok"]
+    assert {f.object for f in warned} == {"0000:61:00.0", "0000:81:00.0"}
+    settings = [f.fix.removeprefix("leave it out: ").partition(" in ")[0] for f in warned]
+    text = "\n".join(line.replace("] ", "]\n") for line in settings)
+    unserved.product.configure(extra=text)
+    assert {f.severity for f in gpus(unserved)} == {"ok"}
+
+
+@pytest.mark.simhost("passthrough")
+def test_a_host_that_gives_its_gpus_away_whole_is_not_told_to_change_their_driver(
+    unserved: Patient,
+) -> None:
+    (found,) = (f for f in gpus(unserved) if f.severity == "error")
+    assert found.object == "this host"
+    assert "as a whole" in found.text
+    assert "install" not in found.fix
 
 
 @pytest.mark.simhost("card-hangs")

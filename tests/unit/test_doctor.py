@@ -19,6 +19,7 @@ import pytest
 from vgpu_hook.config import Settings
 from vgpu_hook.doctor import confinement, hypervisor, kernel, package, scripts, units
 from vgpu_hook.doctor.findings import Finding, Report, Situation
+from vgpu_hook.frameworks import gpus
 from vgpu_hook.model import MDEV, VENDOR_VFIO, Parent
 from vgpu_hook.sysfs import Roots
 
@@ -278,6 +279,19 @@ def test_a_host_without_vfio(host: Host) -> None:
     (host.folder / "dev/vfio").rmdir()
     found = [f for f in on_parents(host, Parent(MDEV, "mtty", "mtty", ())) if f.check == "modules"]
     assert [(f.severity, f.fix) for f in found] == [("error", "run: modprobe vfio-pci")]
+
+
+def test_the_place_of_sriov_manage_is_the_same_wherever_it_is_named() -> None:
+    """It is on nobody's PATH."""
+    for name in (
+        "README.md",
+        "docs/migrating.md",
+        "etc/vgpu-hook.toml",
+        "docs/man/vgpu-hook.toml.5.rst",
+    ):
+        text = (REPOSITORY / name).read_text()
+        named = re.findall(r"[\w/]*sriov-manage", text)
+        assert set(named) == {gpus.SRIOV_MANAGE}, name
 
 
 # -- versions ---------------------------------------------------------------------------
