@@ -40,11 +40,11 @@ def admit(domain: Domain, records: Records) -> list[tuple[VgpuRequest, Hostdev]]
     asked = {request.slot for request in domain.request}
     for hostdev in domain.hostdevs:
         if hostdev.slot is not None and hostdev.slot not in asked:
-            _check_unasked(domain, hostdev, records)
-    return [(request, _hostdev(domain, request, records)) for request in domain.request]
+            check_unasked(domain, hostdev, records)
+    return [(request, hostdev_for(domain, request, records)) for request in domain.request]
 
 
-def _check_unasked(domain: Domain, hostdev: Hostdev, records: Records) -> None:
+def check_unasked(domain: Domain, hostdev: Hostdev, records: Records) -> None:
     """Refuse a hostdev under our alias that no request stands behind."""
     slot = hostdev.slot or ""
     own = hostdev.address in (derive_device_uuid(domain.uuid, slot), records.reserved(slot))
@@ -57,7 +57,7 @@ def _check_unasked(domain: Domain, hostdev: Hostdev, records: Records) -> None:
         )
 
 
-def _hostdev(domain: Domain, request: VgpuRequest, records: Records) -> Hostdev:
+def hostdev_for(domain: Domain, request: VgpuRequest, records: Records) -> Hostdev:
     """Return the request's hostdev; refuse one that is missing, unknown, or another domain's."""
     hint = f"run: {attach_command(domain.name, request)}"
     what = f"domain {domain.name!r}: vGPU {request.profile!r} (slot {request.slot!r})"

@@ -68,7 +68,7 @@ class Lifecycle:
 
         R8, R13: nothing is done for a hostdev that is not the domain's own, or not understood.
         """
-        requests = admission.admit(domain, self._records(domain))
+        requests = admission.admit(domain, records_of(domain, self._store, self._host.boot_id))
         if not requests:
             return []
         taking = Deadline(self._deadline.remaining() * TAKING_SHARE)
@@ -92,22 +92,6 @@ class Lifecycle:
     def _creation(self, deadline: Deadline) -> Creation:
         policy = self._settings.placement
         return Creation(self._host, self._store, policy, deadline, self._give_back, self._retain)
-
-    def _records(self, domain: Domain) -> admission.Records:
-        """Return what is on record of the domain's devices and of other domains'."""
-
-        def others(device: str) -> list[str]:
-            return [
-                row.domain_name
-                for row in self._store.of_device(device)
-                if row.domain_uuid != domain.uuid
-                and (row.framework == MDEV or row.boot_id == self._host.boot_id)
-            ]
-
-        def reserved(slot: str) -> str | None:
-            return self._store.devices.reserved(domain.uuid, slot)
-
-        return admission.Records(others, reserved)
 
     def _note(self, domain: Domain) -> None:
         """Record what the domain asks for, if it is new, and which VFs it names.
@@ -342,3 +326,19 @@ def _changed(row: Assignment) -> VgpuError:
         " was changed by another process",
         f"run: vgpu-hook explain {row.device}",
     )
+
+
+def records_of(domain: Domain, store: Store, boot_id: str) -> admission.Records:
+    """Return what is on record of the domain's devices and of other domains' in this boot."""
+
+    def others(device: str) -> list[str]:
+        return [
+            row.domain_name
+            for row in store.of_device(device)
+            if row.domain_uuid != domain.uuid and (row.framework == MDEV or row.boot_id == boot_id)
+        ]
+
+    def reserved(slot: str) -> str | None:
+        return store.devices.reserved(domain.uuid, slot)
+
+    return admission.Records(others, reserved)

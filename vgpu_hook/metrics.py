@@ -30,6 +30,8 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 IN_USE, PENDING, KEPT, UNRECORDED = "in_use", "pending", "retained", "unrecorded"
 MIB = 1 << 20
 USABLE = ("ok", "mig", "full")
+WHOLE = "passthrough"
+"""A GPU that a VM may have as a whole: that it carries no vGPUs is nothing to alert of."""
 
 FAMILIES = {
     "vgpu_hook_build_info": Family(GAUGE, "1, with the version of vgpu-hookd."),
@@ -67,7 +69,9 @@ FAMILIES = {
     "vgpu_hook_free_vgpus": Family(
         GAUGE, "How many more vGPUs of a profile a GPU has room for, were no other made."
     ),
-    "vgpu_hook_gpu_usable": Family(GAUGE, "Whether a GPU can carry vGPUs; 1 also if it is full."),
+    "vgpu_hook_gpu_usable": Family(
+        GAUGE, "Whether a GPU can carry vGPUs; 1 also if it is full. None of a GPU on vfio-pci."
+    ),
     "vgpu_hook_gpu_framebuffer_bytes": Family(
         GAUGE,
         "Framebuffer of a GPU: used, free, and stranded (the part of free that no profile fits).",
@@ -194,7 +198,8 @@ def of_host(
         labels = {"gpu": profile["gpu"], "profile": profile["id"], "name": profile["name"]}
         found.append(_sample("free_vgpus", profile["free"], **labels))
     for gpu in gpus:
-        found.append(_sample("gpu_usable", gpu["state"] in USABLE, gpu=gpu["gpu"]))
+        if gpu["state"] != WHOLE:
+            found.append(_sample("gpu_usable", gpu["state"] in USABLE, gpu=gpu["gpu"]))
         for use in ("used", "free", "stranded"):
             if gpu[use] is not None:
                 labels = {"gpu": gpu["gpu"], "use": use}

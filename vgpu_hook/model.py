@@ -26,7 +26,7 @@ CREATING = "creating"
 ASSIGNED = "assigned"
 RELEASING = "releasing"
 RETAINED = "retained"
-GPU_STATES = ("vfs-off", "driver-missing", "unsupported", "no-instances")
+GPU_STATES = ("vfs-off", "driver-missing", "passthrough", "unsupported", "no-instances")
 STATES = (RESERVED, CREATING, ASSIGNED, RELEASING, RETAINED)
 
 FORK_POLICIES = ("new", "none", "refuse")

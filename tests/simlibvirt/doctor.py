@@ -58,6 +58,7 @@ class Patient:
         self.environment = {
             "PATH": f"{programs}:{os.environ['PATH']}",
             "LIBVIRT_DEFAULT_URI": simulation.server.uri,
+            "DPKG_ADMINDIR": str(folder / "none"),  # no package, whatever this machine has
         }
         self.libvirtd(reloaded=time.time() + 3600)  # whatever the test still does to the hook
         self.unit("vgpu-hookd", "ActiveState=active", "UnitFileState=enabled")

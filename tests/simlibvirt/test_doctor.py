@@ -8,9 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
+import signal
 import sqlite3
+import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -216,7 +220,6 @@ def libvirt_refuses(patient: Patient) -> None:
 
 
 def libvirt_hangs(patient: Patient) -> None:
-    patient.limit(10)
     patient.simulation.libvirt.serving.clear()
 
 
@@ -253,27 +256,59 @@ def vf_managed_by_libvirt(patient: Patient) -> None:
     patient.define("a", "1148", vf, owner=uuid_of("a"))
 
 
-def clones_vf(patient: Patient) -> None:
-    patient.define("a", "1148", pci_hostdev("0000:41:00.4"), owner=uuid_of("b"))
-
-
 def nothing(patient: Patient) -> None:
     """The host itself is the fault."""
 
 
 Fault = Callable[[Patient], None]
 FAULTS: list[tuple[Fault, str, str, str, str]] = [
-    (hook_missing, "hook-file", "50-vgpu-hook", "there is no such file", "--reinstall"),
+    (
+        hook_missing,
+        "hook-file",
+        "50-vgpu-hook",
+        "there is no such file",
+        "run: vgpu-hook install-hook",
+    ),
     (hook_not_executable, "hook-file", "50-vgpu-hook", "not executable", "run: chmod 0755 /"),
     (hook_a_link, "hook-file", "50-vgpu-hook", "it is a link to", "run: install -m 0755"),
     (hook_others_may_write, "hook-file", "50-vgpu-hook", "mode 0775", "run: chmod go-w /"),
     (hook_of_another_user, "hook-file", "50-vgpu-hook", "uid 1234", "run: chown root:root /"),
     (folder_others_may_write, "hook-file", "hooks/qemu.d", "mode 0777", "run: chmod go-w /"),
-    (hook_of_another_release, "hook-file", "50-vgpu-hook", "speaks version 3", "--reinstall"),
-    (hook_of_somebody_else, "hook-file", "50-vgpu-hook", "not vgpu-hook's", "--reinstall"),
-    (python_of_another_release, "hook-python", "/python", "runs vgpu-hook 0.0.9", "--reinstall"),
-    (python_without_the_package, "hook-python", "/python", "No module named", "--reinstall"),
-    (python_missing, "hook-python", "/no/such/python3", "No such file", "--reinstall"),
+    (
+        hook_of_another_release,
+        "hook-file",
+        "50-vgpu-hook",
+        "speaks version 3",
+        "run: vgpu-hook install-hook",
+    ),
+    (
+        hook_of_somebody_else,
+        "hook-file",
+        "50-vgpu-hook",
+        "not vgpu-hook's",
+        "run: vgpu-hook install-hook",
+    ),
+    (
+        python_of_another_release,
+        "hook-python",
+        "/python",
+        "runs vgpu-hook 0.0.9",
+        "run: vgpu-hook install-hook",
+    ),
+    (
+        python_without_the_package,
+        "hook-python",
+        "/python",
+        "No module named",
+        "run: vgpu-hook install-hook",
+    ),
+    (
+        python_missing,
+        "hook-python",
+        "/no/such/python3",
+        "No such file",
+        "run: vgpu-hook install-hook",
+    ),
     (libvirt_older_than_the_hook, "hook-seen", "pid 4321", "does not call it", "reload libvirtd"),
     (libvirt_reloaded_too_early, "hook-seen", "pid 4321", "does not call it", "reload libvirtd"),
     (script_calls_virsh, "other-hooks", "10-network", "it calls libvirt ('virsh')", "chmod a-x"),
@@ -288,24 +323,24 @@ FAULTS: list[tuple[Fault, str, str, str, str]] = [
     (store_damaged, "store", "store.db", "it is damaged", "vgpu-hook store set-aside"),
     (config_others_may_write, "config", "vgpu-hook.toml", "mode 0666", "chmod go-w"),
     (libvirt_refuses, "libvirt", "qemu+unix:///system", "can't connect", "systemctl start"),
-    (libvirt_hangs, "libvirt", "qemu+unix:///system", "has not answered", "systemctl restart"),
+    (libvirt_hangs, "libvirt", "qemu+unix:///system", "has not answered", "Do not restart libvirt"),
     (libvirt_too_old, "versions", "libvirt 8.0.0", "needs 9.0.0", "upgrade libvirt"),
     (
         request_without_hostdev,
         "definitions",
         "domain 'a'",
-        "slot '0' has a request, but no hostdev",
-        "run: vgpu-hook attach --slot 0 --profile mtty-1 a",
+        "(slot '0') is asked for, but has no hostdev yet",
+        "run: vgpu-hook attach --profile mtty-1 --slot 0 a",
     ),
     (
         hostdev_without_request,
         "definitions",
         "domain 'a'",
-        "slot '0' has a hostdev of vgpu-hook's, but no request",
+        "in slot '0', without a request for it",
         "run: vgpu-hook detach --slot 0 a",
     ),
     (profile_that_nobody_offers, "definitions", "domain 'a'", "'GRID T4-2Q'", "vgpu-hook profiles"),
-    (clones_hostdev, "definitions", "domain 'a'", "was cloned from", "run: vgpu-hook attach"),
+    (clones_hostdev, "definitions", "domain 'a'", "has inherited", "run: vgpu-hook attach"),
     (request_unreadable, "definitions", "domain 'a'", "fork", "run: virsh edit a"),
 ]
 
@@ -336,8 +371,7 @@ def on(host: str, *values: object) -> Any:
     ("fault", "check", "subject", "text", "fix"),
     [
         (libvirt_before_97, "versions", "libvirt 9.0.0", "9.7.0 can", "upgrade libvirt"),
-        (vf_managed_by_libvirt, "definitions", "'a'", "managed='yes'", "set managed='no'"),
-        (clones_vf, "definitions", "'a'", "was cloned from", "run: vgpu-hook attach --slot 0"),
+        (vf_managed_by_libvirt, "definitions", "'a'", "managed='yes'", "vgpu-hook attach"),
     ],
 )
 def test_a_fault_on_a_host_with_vfs(
@@ -359,8 +393,18 @@ def gpus(patient: Patient) -> list[Finding]:
 @pytest.mark.parametrize(
     ("subject", "severity", "text", "fix"),
     [
-        on("vfs-off", "0000:41:00.0", "error", "its 32 VFs are off", "sriov-manage -e 0000:41:00"),
+        on(
+            "vfs-off",
+            "0000:41:00.0",
+            "error",
+            "its 32 VFs are off",
+            "run: /usr/lib/nvidia/sriov-manage -e 0000:41:00.0;",
+        ),
         on("nvidia-driver-missing", "0000:41:00.0", "error", "to no driver", "install NVIDIA"),
+        on("not-for-vgpus", "0000:61:00.0", "warning", "bound to nouveau", "use = false"),
+        on("not-for-vgpus", "0000:81:00.0", "warning", "bound to vfio-pci", "use = false"),
+        on("not-for-vgpus", "0000:41:00.0", "ok", "it offers vGPUs", ""),
+        on("passthrough", "0000:81:00.0", "warning", "bound to vfio-pci", "use = false"),
         on("mig-no-instances", "0000:41:00.0", "error", "GPU instances first", "nvidia-smi mig"),
         on("no-gpu", "this host", "error", "no device that offers vGPUs", "run: lspci"),
         on("i915-no-gvt", "this host", "error", "without GVT-g", "run: modprobe kvmgt"),
@@ -380,6 +424,27 @@ def test_the_state_of_each_gpu(
     assert text in found[0].text
     assert fix in found[0].fix
     assert unserved.product.sim.writes() == []
+
+
+@pytest.mark.simhost("not-for-vgpus")
+def test_a_host_whose_other_gpus_are_not_for_vgpus_has_no_error(unserved: Patient) -> None:
+    """And no warning either, once they are left out as it says."""
+    warned = [f for f in gpus(unserved) if f.severity != "ok"]
+    assert {f.object for f in warned} == {"0000:61:00.0", "0000:81:00.0"}
+    settings = [f.fix.removeprefix("leave it out: ").partition(" in ")[0] for f in warned]
+    text = "\n".join(line.replace("] ", "]\n") for line in settings)
+    unserved.product.configure(extra=text)
+    assert {f.severity for f in gpus(unserved)} == {"ok"}
+
+
+@pytest.mark.simhost("passthrough")
+def test_a_host_that_gives_its_gpus_away_whole_is_not_told_to_change_their_driver(
+    unserved: Patient,
+) -> None:
+    (found,) = (f for f in gpus(unserved) if f.severity == "error")
+    assert found.object == "this host"
+    assert "as a whole" in found.text
+    assert "install" not in found.fix
 
 
 @pytest.mark.simhost("card-hangs")
@@ -429,7 +494,9 @@ def test_what_is_retained_or_half_deleted_is_pointed_to(patient: Patient) -> Non
     patient.product.sim.hold(device_of(uuid_of("a")))
     patient.product.hook("a", "stopped", xml)
     assert patient.product.rows() == [("a", "0", "retained")]
-    patient.product.query("UPDATE domain SET deleting_since = '2026-01-01T00:00:00.000Z'")
+    patient.product.query(
+        "UPDATE domain SET deleting_since = '2026-01-01T00:00:00.000Z' WHERE name = 'a'"
+    )
     found = [f for f in patient.findings() if f.check == "store" and f.severity == "warning"]
     assert [f.fix.partition(";")[0] for f in found] == [
         "run: vgpu-hook release a",
@@ -512,6 +579,109 @@ def test_without_systemd_the_processes_tell(patient: Patient) -> None:
     found = [f for f in patient.findings() if f.check == "hook-seen"]
     assert [(f.object, f.severity, f.fix) for f in found] == [
         ("virtqemud (pid 77)", "error", "run: kill -HUP 77")
+    ]
+
+
+# -- definitions, against what a start says ---------------------------------------------
+
+
+def agrees_with_a_start(patient: Patient, xml: bytes, worst: str = "error") -> None:
+    """What is said of domain `a` is what its start then says, with the same next command."""
+    patient.simulation.libvirt.define(xml.decode())
+    found = [f for f in patient.findings() if f.check == "definitions" and "'a'" in f.object]
+    answer = patient.product.hook("a", "prepare", xml)
+    if answer.status == 0:
+        assert [f.severity for f in found] == ["warning"]
+        return
+    (refusal,) = (f for f in found if f.severity != "ok")
+    assert refusal.severity == worst
+    assert refusal.text.endswith("; its start is refused")
+    assert refusal.text.removesuffix("; its start is refused") in answer.err
+    assert refusal.fix.startswith("run: vgpu-hook ")
+    assert refusal.fix in answer.err
+
+
+FORKS = pytest.mark.parametrize(
+    ("fork", "worst"), [("new", "error"), ("none", "error"), ("refuse", "warning")]
+)
+RUNNING = pytest.mark.parametrize("running", [False, True])
+
+
+@pytest.mark.simhost("l40s")
+@pytest.mark.parametrize("profile", ["1148"])
+@FORKS
+@RUNNING
+def test_r8_a_clone_that_names_its_originals_vf(
+    patient: Patient, fork: str, worst: str, *, running: bool
+) -> None:
+    vf = [pci_hostdev("0000:41:00.4")]
+    original = domain_xml("b", {"0": "1148"}, hostdevs=vf, owner=uuid_of("b"))
+    if running:
+        assert patient.product.hook("b", "prepare", original) == (0, "", "")
+    asks = f"fork='{fork}'"
+    clone = domain_xml("a", {"0": "1148"}, hostdevs=vf, owner=uuid_of("b"), attributes=asks)
+    agrees_with_a_start(patient, clone, worst)
+
+
+@FORKS
+@RUNNING
+def test_r8_a_clone_that_names_its_originals_mdev(
+    patient: Patient, fork: str, worst: str, *, running: bool
+) -> None:
+    original = domain_xml("b", {"0": "mtty-1"})
+    if running:
+        assert patient.product.hook("b", "prepare", original) == (0, "", "")
+    mdev = [hostdev(device_of(uuid_of("b")))]
+    asks = f"fork='{fork}'"
+    agrees_with_a_start(
+        patient, domain_xml("a", {"0": "mtty-1"}, hostdevs=mdev, attributes=asks), worst
+    )
+
+
+@pytest.mark.parametrize("own", [True, False])
+@RUNNING
+def test_a_hostdev_that_is_not_asked_for(patient: Patient, *, own: bool, running: bool) -> None:
+    if running:
+        assert patient.product.hook("b", "prepare", domain_xml("b", {"0": "mtty-1"})).status == 0
+    device = device_of(uuid_of("a" if own else "b"))
+    agrees_with_a_start(patient, domain_xml("a", hostdevs=[hostdev(device)]))
+
+
+# -- a libvirt that does not answer -----------------------------------------------------
+
+
+def test_g9_the_hook_that_libvirt_waits_for_is_found_and_ended(patient: Patient) -> None:
+    """By the commands of the finding. A restart of libvirt would kill VMs (facts A13)."""
+    libvirt_hangs(patient)
+    script = patient.script("60-hangs", "#!/bin/sh\nread never <>/dev/ptmx\n")
+    hook = subprocess.Popen([script, "a", "stopped", "end", "-"])
+    patient.stack.callback(hook.kill)
+    (fix,) = (f.fix for f in patient.findings() if f.check == "libvirt")
+    look, _, rest = fix.removeprefix("run: ").partition("; then ")
+    found = subprocess.run(["sh", "-c", look], capture_output=True, text=True, check=True)
+    (line,) = (line for line in found.stdout.splitlines() if str(script) in line)
+    pid = line.split()[0]
+    assert pid == str(hook.pid)
+    children, end = re.findall(r"pgrep -laP PID|kill PID", rest)
+    subprocess.run(["sh", "-c", children.replace("PID", pid)], check=False)
+    subprocess.run(["sh", "-c", end.replace("PID", pid)], check=True)
+    assert hook.wait() == -signal.SIGTERM
+    assert "systemctl" not in fix
+
+
+def test_a_libvirt_that_is_only_slow_does_not_hang(patient: Patient) -> None:
+    """However short a call of the hook may be."""
+    patient.limit(0.5)
+    libvirt = patient.simulation.libvirt
+    libvirt.serving.clear()
+    timer = threading.Timer(3, libvirt.serving.set)
+    timer.start()
+    found = [f for f in patient.findings() if f.check in ("libvirt", "hook-python", "daemon")]
+    timer.join()
+    assert [(f.check, f.severity) for f in found] == [
+        ("hook-python", "ok"),
+        ("daemon", "ok"),
+        ("libvirt", "ok"),
     ]
 
 

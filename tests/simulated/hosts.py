@@ -152,11 +152,16 @@ EXPECTED: dict[str, Expected] = {
         },
         (Q2, GVTG, SERIAL, Start("1148", "0000:85:02.0", NO_VF)),
     ),
+    "not-for-vgpus": Expected(
+        {**L40S, "0000:61:00.0": "driver-missing", "0000:81:00.0": "passthrough"},
+        (Q2, Start("1148", "0000:81:00.0", NO_VF)),
+    ),
     # --- nothing to be had ---
     "no-gpu": Expected({}, (Start("nvidia-63", says=NO_OFFER),)),
     "vfs-off": _off("0000:41:00.0", "vfs-off"),
     "vfs-off-busy": _off("0000:41:00.0", "vfs-off"),
     "nvidia-driver-missing": _off("0000:41:00.0", "driver-missing"),
+    "passthrough": _off("0000:81:00.0", "passthrough"),
     "t4-unsupported": _off("0000:3b:00.0", "unsupported"),
     "xe": _off("0000:03:00.0", "unsupported"),
     "xe-sriov-admin": _off("0000:03:00.0", "unsupported"),

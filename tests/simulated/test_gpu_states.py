@@ -8,6 +8,9 @@ import pytest
 
 from tests.domains import domain_xml, pci_hostdev
 from tests.product import Product
+from vgpu_hook import config, metrics
+from vgpu_hook.bounded import Deadline
+from vgpu_hook.host import Host
 
 V4, V5 = "0000:41:00.4", "0000:41:00.5"
 
@@ -28,8 +31,13 @@ def gpu(product: Product) -> dict[str, Any]:
         on("l40s", "ok", None),
         on("mig-h200", "mig", None),
         on("mig-no-instances", "no-instances", "GPU instances first; run: nvidia-smi mig"),
-        on("vfs-off", "vfs-off", "its 32 VFs are off; run: sriov-manage -e 0000:41:00.0"),
+        on(
+            "vfs-off",
+            "vfs-off",
+            "its 32 VFs are off; run: /usr/lib/nvidia/sriov-manage -e 0000:41:00.0",
+        ),
         on("nvidia-driver-missing", "driver-missing", "it is bound to no driver"),
+        on("passthrough", "passthrough", "it is bound to vfio-pci"),
         on("t4-unsupported", "unsupported", "neither mdev types nor SR-IOV VFs on this kernel"),
         on("xe", "unsupported", "plain SR-IOV VFs of driver xe are not supported"),
         on("gim", "unsupported", "plain SR-IOV VFs of driver gim are not supported"),
@@ -53,7 +61,10 @@ def test_profiles_tells_the_states_of_cards_apart(
 @pytest.mark.parametrize(
     "why",
     [
-        on("vfs-off", "0000:41:00.0: its 32 VFs are off; run: sriov-manage -e 0000:41:00.0"),
+        on(
+            "vfs-off",
+            "0000:41:00.0: its 32 VFs are off; run: /usr/lib/nvidia/sriov-manage -e 0000:41:00.0",
+        ),
         on("xe", "0000:03:00.0: plain SR-IOV VFs of driver xe are not supported"),
     ],
 )
@@ -64,6 +75,20 @@ def test_r13_a_start_on_a_host_without_vgpus_is_told_why(product: Product, why: 
     xml = domain_xml("b", {"0": "NVIDIA L40S-2Q"}, hostdevs=[pci_hostdev("0000:03:00.1")])
     assert product.hook("b", "prepare", xml).status == 1
     assert product.sim.writes() == []
+
+
+@pytest.mark.simhost("not-for-vgpus")
+def test_a_gpu_for_passthrough_is_nothing_that_the_metrics_alert_of(product: Product) -> None:
+    """VgpuHookGpuUnusable fires for each GPU whose vgpu_hook_gpu_usable is 0."""
+    assert usable(product) == {"0000:41:00.0": 1, "0000:61:00.0": 0}
+    product.configure(extra='[gpu."0000:61:00.0"]\nuse = false')
+    assert usable(product) == {"0000:41:00.0": 1}
+
+
+def usable(product: Product) -> dict[str, float]:
+    settings = config.load({"VGPU_HOOK_CONFIG": str(product.config)})
+    samples = metrics.of_host(Host(settings, "").parents(Deadline(60)), [], [])
+    return {dict(s.labels)["gpu"]: s.value for s in samples if s.family == "vgpu_hook_gpu_usable"}
 
 
 @pytest.mark.simhost("l40s-full")

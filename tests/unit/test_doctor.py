@@ -3,19 +3,27 @@ systemd's own words, an old kernel. On plain folders in place of /sys, /proc and
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import re
 import shlex
+import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from vgpu_hook.config import Settings
-from vgpu_hook.doctor import confinement, hypervisor, kernel, scripts, units
+from vgpu_hook.doctor import confinement, hypervisor, kernel, package, scripts, units
 from vgpu_hook.doctor.findings import Finding, Report, Situation
+from vgpu_hook.frameworks import gpus
 from vgpu_hook.model import MDEV, VENDOR_VFIO, Parent
 from vgpu_hook.sysfs import Roots
 
+REPOSITORY = Path(__file__).resolve().parents[2]
 PID = 4711
 PROFILE = """
 profile libvirtd /usr/sbin/libvirtd flags=(attach_disconnected) {
@@ -164,29 +172,83 @@ def test_selinux_contexts_are_no_labels_of_apparmor(host: Host) -> None:
     assert apparmor(host) == []
 
 
+@pytest.fixture
+def without_modules() -> None:
+    """This machine must be a host without an active security module."""
+    try:
+        Path("/proc/self/attr/current").read_bytes()
+    except OSError as error:
+        if error.errno == errno.EINVAL:
+            return
+    pytest.skip("a security module is active here: the kernel has an answer")
+
+
+@pytest.mark.usefixtures("without_modules")
+def test_a_kernel_without_a_security_module_answers_einval(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real /proc: an error of the kernel that means that nothing is confined."""
+    daemon = units.Running("libvirtd", os.getpid(), 0.0, "")
+    monkeypatch.setattr(units, "libvirt_daemons", lambda _: [daemon])
+    assert confinement.apparmor(Situation(Settings(), "qemu:///system")) == []
+
+
 # -- SELinux ----------------------------------------------------------------------------
 
 
+def selinux(host: Host, enforce: str, label: str | None) -> list[Finding]:
+    """The hook's label is set for real: root may do so whether SELinux is in use or not."""
+    host.write("sys/fs/selinux/enforce", enforce)
+    # The policy's boolean is not about our hook, whatever it says.
+    host.write("sys/fs/selinux/booleans/virt_hooks_unconfined", "1 1")
+    host.write("hooks/qemu.d/50-vgpu-hook", "#!/bin/sh\n")
+    if label is not None:
+        hook = host.folder / "hooks/qemu.d/50-vgpu-hook"
+        os.setxattr(hook, "security.selinux", f"{label}\0".encode())
+    settings = host.situation.settings._replace(hooks=str(host.folder / "hooks"))
+    return confinement.selinux(host.situation._replace(settings=settings))
+
+
+def label_of_the_module() -> str:
+    """What our SELinux module gives the hook."""
+    module = (REPOSITORY / "packaging/selinux/vgpu-hook.cil").read_text()
+    (words,) = re.findall(
+        r'\(filecon "/etc/libvirt/hooks/qemu\\\.d/50-vgpu-hook" file\s+\((\S+ \S+ \S+) ', module
+    )
+    return ":".join([*words.split(), "s0"])
+
+
 @pytest.mark.parametrize(
-    ("enforce", "boolean", "severity", "fix"),
+    "label",
     [
-        (None, None, None, ""),
-        ("0", "0 0", "ok", ""),
-        ("1", "1 1", "ok", ""),
-        ("1", "0 0", "error", "run: setsebool -P virt_hooks_unconfined on"),
-        ("1", None, "warning", "ausearch"),
+        None,
+        "system_u:object_r:virt_hook_t:s0",  # what Fedora's policy has for libvirt's hooks
+        "system_u:object_r:bin_t:s0",
+        "unconfined_u:object_r:etc_t:s0",
+        "system_u:object_r:not_vgpu_hook_exec_t:s0",
+        "odd",
     ],
 )
-def test_selinux(
-    host: Host, enforce: str | None, boolean: str | None, severity: str | None, fix: str
+def test_selinux_lets_libvirt_run_the_hook_only_under_our_modules_label(
+    host: Host, label: str | None
 ) -> None:
-    if enforce is not None:
-        host.write("sys/fs/selinux/enforce", enforce)
-    if boolean is not None:
-        host.write("sys/fs/selinux/booleans/virt_hooks_unconfined", boolean)
-    found = confinement.selinux(host.situation)
-    assert [finding.severity for finding in found] == ([severity] if severity else [])
-    assert all(fix in finding.fix for finding in found)
+    (found,) = selinux(host, "1", label)
+    hook = host.folder / "hooks/qemu.d/50-vgpu-hook"
+    assert (found.severity, found.object) == ("error", str(hook))
+    assert (label or "none") in found.text
+    assert "install vgpu-hook-selinux" in found.fix
+    module = found.fix.partition("semodule -i ")[2].partition(")")[0]
+    assert (REPOSITORY / module).is_file()
+    assert found.fix.endswith(f"then run: restorecon -v {hook}")
+
+
+def test_selinux_with_the_label_of_our_module(host: Host) -> None:
+    assert severities(selinux(host, "1", label_of_the_module())) == [("selinux", "ok")]
+
+
+def test_selinux_where_it_forbids_nothing(host: Host) -> None:
+    assert confinement.selinux(host.situation) == []
+    assert severities(selinux(host, "0", None)) == [("selinux", "ok")]
 
 
 # -- the kernel -------------------------------------------------------------------------
@@ -217,6 +279,19 @@ def test_a_host_without_vfio(host: Host) -> None:
     (host.folder / "dev/vfio").rmdir()
     found = [f for f in on_parents(host, Parent(MDEV, "mtty", "mtty", ())) if f.check == "modules"]
     assert [(f.severity, f.fix) for f in found] == [("error", "run: modprobe vfio-pci")]
+
+
+def test_the_place_of_sriov_manage_is_the_same_wherever_it_is_named() -> None:
+    """It is on nobody's PATH."""
+    for name in (
+        "README.md",
+        "docs/migrating.md",
+        "etc/vgpu-hook.toml",
+        "docs/man/vgpu-hook.toml.5.rst",
+    ):
+        text = (REPOSITORY / name).read_text()
+        named = re.findall(r"[\w/]*sriov-manage", text)
+        assert set(named) == {gpus.SRIOV_MANAGE}, name
 
 
 # -- versions ---------------------------------------------------------------------------
@@ -289,12 +364,54 @@ def test_a7_left_over_copies_that_libvirt_runs(host: Host, name: str, severity: 
     assert found.fix == (f"run: chmod a-x {shlex.quote(str(path))}" if severity == "error" else "")
 
 
-def test_g14_a_link_out_of_the_folder(host: Host) -> None:
-    host.write("libexec/x", "#!/bin/sh\n")
-    (host.folder / "libexec/x").chmod(0o755)
-    (host.folder / "hooks/qemu.d").mkdir(parents=True)
-    (host.folder / "hooks/qemu.d/10-x").symlink_to("../../libexec/x")
-    settings = host.situation.settings._replace(hooks=str(host.folder / "hooks"))
-    (found,) = scripts.check(host.situation._replace(settings=settings))
-    assert found.severity == "warning"
-    assert found.fix.startswith("run: install -m 0755 --remove-destination ")
+# -- modules of Python that are not there -----------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("module", "checks"),
+    [
+        ("libvirt", {"libvirt"}),
+        ("lxml", {"hook-python", "daemon", "gpus", "libvirt"}),
+        ("pydantic", {"config"}),
+    ],
+)
+def test_a_missing_module_is_a_finding_that_names_its_package(
+    tmp_path: Path, module: str, checks: set[str]
+) -> None:
+    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')\n"
+    (tmp_path / f"{module}.py").write_text(absent)
+    hooks = tmp_path / "hooks"
+    (hooks / "qemu.d").mkdir(parents=True)
+    shutil.copy(REPOSITORY / "hooks/qemu", hooks / "qemu.d/50-vgpu-hook")
+    (hooks / "qemu.d/50-vgpu-hook").chmod(0o755)
+    config = tmp_path / "vgpu-hook.toml"
+    paths = {"hooks": hooks, "state": tmp_path / "state", "runtime": tmp_path / "run"}
+    config.write_text("[paths]\n" + "".join(f"{k} = '{v}'\n" for k, v in paths.items()))
+    # The hook's Python is started so that it would not see the test's folder.
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\n[ "$1" = -I ]; shift; exec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, "-m", "vgpu_hook", "doctor", "--connect", "none:///", "--format", "json"],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+            "VGPU_HOOK_CONFIG": str(config),
+            "VGPU_HOOK_PYTHON": str(python),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (1, "")
+    found = [Finding(**finding) for finding in json.loads(done.stdout)["findings"]]
+    assert {f.check for f in found} >= {"hook-file", "hook-python", "other-hooks", "daemon"}
+    those = [f for f in found if f"No module named '{module}'" in f.text]
+    assert {f.check for f in those} == checks
+    assert {f.severity for f in those} == {"error"}
+    assert all(f"apt-get install python3-{module} " in f.fix for f in those)
+
+
+def test_what_installs_a_module_is_what_our_packages_depend_on() -> None:
+    control = (REPOSITORY / "packaging/deb/debian/control").read_text()
+    for name in package.MODULES.values():
+        assert re.search(rf"^ {name}\b", control, re.MULTILINE)

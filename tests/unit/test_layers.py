@@ -29,7 +29,7 @@ LAYERS = [
     {"metrics"},
     {"publishing"},
     {"listener", "commands", "show", "migration", "installation", "record"},
-    {"doctor", "doctor.findings", "doctor.units"},
+    {"doctor", "doctor.findings", "doctor.package", "doctor.units"},
     {"doctor.confinement", "doctor.hypervisor", "doctor.kernel", "doctor.records"},
     {"doctor.definitions", "doctor.hook_file", "doctor.service"},
     {"doctor.scripts"},

@@ -1,14 +1,18 @@
 """The command: runs the checks, each in a child with a limit, and prints what they found.
 
 A check that does not return, or that fails, is a finding like any other: the rest is still run.
+So is a module of Python that is not there: each check's own module is imported in its child, since
+some need libvirt's or lxml.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import re
+import shlex
 import stat
 from collections.abc import Callable
 
@@ -16,38 +20,28 @@ from vgpu_hook import bounded, config
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.catalogue import completed
 from vgpu_hook.config import Settings
-from vgpu_hook.doctor import (
-    confinement,
-    definitions,
-    hook_file,
-    hypervisor,
-    kernel,
-    records,
-    scripts,
-    service,
-)
+from vgpu_hook.doctor import package, records
 from vgpu_hook.doctor.findings import ERROR, WARNING, Finding, Report, Situation, run
 from vgpu_hook.host import Host
 from vgpu_hook.model import ConfigError, DeadlineExceeded, Parent, VgpuError
 from vgpu_hook.tables import as_json, table
 
 LIBVIRT, DEFINITIONS = "libvirt", "definitions"
-Check = Callable[[Situation], list[Finding]]
-
-CHECKS: tuple[tuple[str, Check], ...] = (
-    ("hook-file", hook_file.file),
-    ("hook-python", hook_file.python),
-    ("hook-seen", hook_file.seen),
-    ("other-hooks", scripts.check),
-    ("apparmor", confinement.apparmor),
-    ("selinux", confinement.selinux),
-    ("daemon", service.check),
-    ("store", records.check),
-    ("gpus", kernel.check),
-    (LIBVIRT, hypervisor.check),
-    (DEFINITIONS, definitions.check),
+CHECKS = (
+    ("hook-file", "hook_file.file"),
+    ("hook-python", "hook_file.python"),
+    ("hook-seen", "hook_file.seen"),
+    ("other-hooks", "scripts.check"),
+    ("apparmor", "confinement.apparmor"),
+    ("selinux", "confinement.selinux"),
+    ("daemon", "service.check"),
+    ("store", "records.check"),
+    ("gpus", "kernel.check"),
+    (LIBVIRT, "hypervisor.check"),
+    (DEFINITIONS, "definitions.check"),
 )
-"""In the order in which they are shown. The words are a part of the JSON format."""
+"""In the order in which they are shown: the word, which is a part of the JSON format, and the
+function in this package."""
 
 KERNEL_SHARE = 0.7
 """Of a check's time, for reading all parents: those that hang are read apart, and named (host.py);
@@ -56,7 +50,18 @@ the rest is for what then has to be told of them."""
 FORBIDDEN = re.compile(
     "permission denied|not permitted|needs root|authentication|access denied", re.IGNORECASE
 )
-HANGS = "run: ps -ef | grep libvirt/hooks; then: systemctl restart libvirtd (or virtqemud)"
+
+LIBVIRT_WAIT = 30.0
+"""Seconds at least for what asks libvirt, which waits for other VMs' hooks meanwhile."""
+
+HANGS = (
+    "run: ps -eo pid,stat,etime,args | grep {hooks}/; then end the hook that has run too long, and"
+    " what it has started (pgrep -laP PID): kill PID; in state D it waits for a vGPU that is open:"
+    " power off the VM that has it, from inside. Do not restart libvirt while a write to `remove`"
+    " hangs: when it starts, it kills each running VM whose vGPU is gone from sysfs"
+)
+"""Why such a write hangs: facts D4, G9. What libvirt does when it starts: facts A13."""
+
 AS_ROOT = "run it as root: sudo vgpu-hook doctor"
 
 
@@ -68,9 +73,9 @@ def doctor(arguments: argparse.Namespace) -> int:
     found, parents = _parents(situation)
     findings += found
     situation = situation._replace(parents=parents)
-    for name, check in CHECKS:
+    for name, function in CHECKS:
         if name != DEFINITIONS or not _count(findings, ERROR, LIBVIRT):
-            findings += _bounded(name, check, situation)
+            findings += _bounded(name, function, situation)
     if os.geteuid() != 0:
         findings = [_not_seen(finding) for finding in findings]
     _print(findings, arguments.format)
@@ -87,6 +92,9 @@ def _configuration() -> tuple[list[Finding], Settings]:
     except ConfigError as error:
         text = f"{error.message}; starts with a vGPU are refused; looked further with the defaults"
         report.error(path, text, error.hint)
+    except ImportError as error:  # what reads a file that sets something
+        text = f"it can't be read ({error}): starts with a vGPU are refused; looked further with"
+        report.error(path, f"{text} the defaults", package.missing(error.name or ""))
     with contextlib.suppress(OSError):
         found = os.stat(path)
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
@@ -117,17 +125,19 @@ def _read(situation: Situation) -> tuple[Parent, ...]:
     return completed(found, None)
 
 
-def _bounded(name: str, check: Check, situation: Situation) -> list[Finding]:
+def _bounded(name: str, function: str, situation: Situation) -> list[Finding]:
     report = Report(name)
-    limit = situation.limit
+    asks_libvirt = name in (LIBVIRT, DEFINITIONS)
+    limit = max(situation.limit, LIBVIRT_WAIT) if asks_libvirt else situation.limit
     try:
         return bounded.run(
-            _checked, check, situation, deadline=Deadline(limit), doing=f"the check {name}"
+            _checked, function, situation, deadline=Deadline(limit), doing=f"the check {name}"
         )
     except DeadlineExceeded:
-        if name in (LIBVIRT, DEFINITIONS):
+        if asks_libvirt:
             text = f"it has not answered within {limit:.0f} s: it hangs, or waits for a hook"
-            report.error(situation.uri, text, HANGS)
+            fix = HANGS.format(hooks=shlex.quote(situation.settings.hooks))
+            report.error(situation.uri, text, fix)
         else:
             text = f"what is asked for it has not answered within {limit:.0f} s"
             report.error(f"check {name}", text, "run: dmesg")
@@ -136,12 +146,17 @@ def _bounded(name: str, check: Check, situation: Situation) -> list[Finding]:
     return report.findings
 
 
-def _checked(check: Check, situation: Situation) -> list[Finding]:
-    """Run a check; a file that can't be looked at ends it. Raises VgpuError."""
+def _checked(function: str, situation: Situation) -> list[Finding]:
+    """Run a check. What can't be looked at or imported ends it. Raises VgpuError."""
+    module, _, name = function.partition(".")
     try:
+        found = importlib.import_module(f"vgpu_hook.doctor.{module}")
+        check: Callable[[Situation], list[Finding]] = getattr(found, name)
         return check(situation)
+    except ImportError as error:
+        raise VgpuError(f"it can't be made: {error}", package.missing(error.name or "")) from error
     except OSError as error:
-        raise VgpuError(f"{error.filename or check.__module__}: {error.strerror}") from error
+        raise VgpuError(f"{error.filename or module}: {error.strerror}") from error
 
 
 def _not_seen(finding: Finding) -> Finding:

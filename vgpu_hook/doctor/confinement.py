@@ -1,7 +1,8 @@
 """AppArmor and SELinux: do they let libvirt's daemon run the hook?
 
 AppArmor: libvirt's profiles name the folder of hooks; /proc/PID/attr tells how a daemon is confined
-(facts A12, G14). SELinux: a boolean of the policy decides (facts/peers.md row 54, rhbz#2276917).
+(facts A12, G14). SELinux: the hook's label decides (docs/packaging.md). No boolean of the policy is
+about our hook: virt_hooks_unconfined is for virtnetworkd's (facts/peers.md row 54).
 """
 
 from __future__ import annotations
@@ -14,12 +15,15 @@ from vgpu_hook import sysfs
 from vgpu_hook.doctor import units
 from vgpu_hook.doctor.findings import HOOK, Finding, Report, Situation, run
 from vgpu_hook.doctor.units import Running
+from vgpu_hook.model import KernelError
 from vgpu_hook.sysfs import Roots
 
 PROFILES = "/etc/apparmor.d"
 ENFORCE = " (enforce)"
-BOOLEAN = "virt_hooks_unconfined"
-"""Fedora's and RHEL's policy: libvirt's daemons run hooks without confinement."""
+EXECUTABLE = "vgpu_hook_exec_t"
+"""The one type that our module (packaging/selinux/vgpu-hook.cil) lets libvirt's daemons run."""
+
+MODULE = "install vgpu-hook-selinux (with pip: semodule -i packaging/selinux/vgpu-hook.cil)"
 
 
 def apparmor(situation: Situation, profiles: str = PROFILES) -> list[Finding]:
@@ -39,7 +43,12 @@ def apparmor(situation: Situation, profiles: str = PROFILES) -> list[Finding]:
 def _label(roots: Roots, pid: int) -> str:
     """Return how AppArmor confines a process: `NAME (MODE)`, `unconfined`, or "" without it."""
     for name in ("attr/apparmor/current", "attr/current"):
-        text = sysfs.read_text(os.path.join(roots.proc, str(pid), name))
+        try:
+            text = sysfs.read_text(os.path.join(roots.proc, str(pid), name))
+        except KernelError as error:
+            if error.code != errno.EINVAL:
+                raise
+            text = None  # a kernel without any active module answers so (fs/proc/base.c)
         if text is not None:
             # SELinux's contexts, user:role:type:level, are in `attr/current` too.
             return "" if text.count(":") >= 2 else text
@@ -79,7 +88,7 @@ def _lets_run(line: str, hooks: str) -> bool:
 
 
 def selinux(situation: Situation) -> list[Finding]:
-    """Look whether SELinux is enforcing, and its policy lets hooks run."""
+    """Look whether SELinux is enforcing, and the hook has the label that libvirt may run."""
     report = Report("selinux")
     top = os.path.join(situation.settings.roots.sysfs, "fs/selinux")
     enforcing = sysfs.read_text(os.path.join(top, "enforce"))
@@ -89,27 +98,23 @@ def selinux(situation: Situation) -> list[Finding]:
         report.ok("SELinux", "it is permissive: what it would forbid is only in the audit log")
         return report.findings
     hook = os.path.join(situation.settings.hooks, HOOK)
-    value = sysfs.read_text(os.path.join(top, "booleans", BOOLEAN))
-    look = "try a start, then: ausearch -m avc -ts recent | grep -i virt_hook"
-    if value is None:
-        text = f"the policy has no boolean {BOOLEAN}: it can't be told whether libvirt may run it"
-        report.warning(hook, text, look)
-    elif not value.startswith("1"):
-        text = f"SELinux is enforcing and {BOOLEAN} is off: libvirt may not run it"
-        report.error(hook, text, run("setsebool", "-P", BOOLEAN, "on"))
+    if not os.path.lexists(hook):
+        return report.findings  # hook-file says so
+    context = _context(hook)
+    if context.split(":")[2:3] == [EXECUTABLE]:
+        report.ok(hook, f"SELinux is enforcing, and its type is {EXECUTABLE}: libvirt may run it")
     else:
-        report.ok(hook, f"SELinux is enforcing, and {BOOLEAN} is on")
-    label = _context(hook)
-    if value is not None and label and "virt_hook" not in label and "bin_t" not in label:
-        text = f"its SELinux label is {label}, not what the policy has for hooks"
-        report.warning(hook, text, run("restorecon", "-v", hook))
+        text = f"SELinux is enforcing, and lets libvirt run it only as {EXECUTABLE}"
+        text = f"{text}; its label is {context or 'none'}: no VM can start"
+        report.error(hook, text, f"{MODULE}; then {run('restorecon', '-v', hook)}")
     return report.findings
 
 
 def _context(path: str) -> str:
+    """Return a file's context, user:role:type:level; "" if it has none."""
     try:
         return os.getxattr(path, "security.selinux").rstrip(b"\0").decode(errors="replace")
     except OSError as error:
-        if error.errno in (errno.ENODATA, errno.ENOTSUP, errno.ENOENT):
+        if error.errno in (errno.ENODATA, errno.ENOTSUP):
             return ""
         raise

@@ -6,24 +6,27 @@ vgpu-hookd puts definitions in order by itself: what is found here it has not he
 from __future__ import annotations
 
 import contextlib
-import shlex
+from collections.abc import Iterator
 
-from vgpu_hook import context, domain, lint
+from vgpu_hook import admission, context, domain, lint
+from vgpu_hook.admission import Records
+from vgpu_hook.config import Settings
 from vgpu_hook.doctor import records
 from vgpu_hook.doctor.findings import Finding, Report, Situation, run
 from vgpu_hook.libvirtd import Libvirt, NoDomain
+from vgpu_hook.lifecycle import records_of
 from vgpu_hook.model import (
-    HOSTDEV_TYPE,
-    VENDOR_VFIO,
     Domain,
     DomainXmlError,
-    Parent,
+    Hostdev,
+    Refused,
+    StoreError,
     VgpuError,
-    VgpuRequest,
     is_ours,
     shell_word,
 )
 from vgpu_hook.planning import Planner
+from vgpu_hook.store import Store
 
 STARTS = "its start is refused"
 
@@ -35,26 +38,52 @@ def check(situation: Situation) -> list[Finding]:
         domains = _definitions(report, Libvirt(situation.uri))
     except VgpuError:
         return report.findings  # the check of libvirt says so
-    parents = situation.parents
-    for found in lint.check(domains, parents or ()):
-        report.error(f"domain {found.domain!r}", f"{found.hostdev}: {found.problem}", found.fix)
-    asking = [subject for subject in domains if subject.request or _own(subject)]
-    planner = None if parents is None else _planner(situation, parents)
-    for subject in asking:
-        before = len(report.findings)
-        _slots(report, subject, planner)
-        if len(report.findings) == before:
-            report.ok(f"domain {subject.name!r}", f"{len(subject.request)} vGPUs, in order")
+    refused: set[tuple[str, str]] = set()
+    with _store(situation.settings) as store:
+        planner = _planner(situation, store)
+        for subject in domains:
+            if not subject.request and not _own(subject):
+                continue
+            before = len(report.findings)
+            addresses = _slots(report, subject, _records(situation, subject, store))
+            refused |= {(subject.name, address) for address in addresses}
+            _offers(report, subject, planner)
+            if len(report.findings) == before:
+                report.ok(f"domain {subject.name!r}", f"{len(subject.request)} vGPUs, in order")
+    for found in lint.check(domains, situation.parents or ()):
+        if (found.domain, found.hostdev) not in refused:
+            text = f"{found.hostdev}: {found.problem}"
+            report.error(f"domain {found.domain!r}", text, found.fix)
     return report.findings
 
 
-def _planner(situation: Situation, parents: tuple[Parent, ...]) -> Planner:
-    """Return what knows the offers; without the store's records if it can't be used."""
-    settings = situation.settings
-    with contextlib.suppress(VgpuError), records.opened(settings) as found:
-        store = found.store if found is not None else None
-        return context.planner(settings, store, parents, reserve=False)
-    return context.planner(settings, None, parents, reserve=False)
+@contextlib.contextmanager
+def _store(settings: Settings) -> Iterator[Store | None]:
+    """Open the store; None if there is none, or if it can't be used, which is said elsewhere."""
+    with contextlib.ExitStack() as stack:
+        found = None
+        with contextlib.suppress(VgpuError):
+            found = stack.enter_context(records.opened(settings))
+        yield found.store if found is not None else None
+
+
+def _planner(situation: Situation, store: Store | None) -> Planner | None:
+    """Return what knows the offers; without the store's records if they can't be read."""
+    if situation.parents is None:
+        return None
+    if store is not None:
+        with contextlib.suppress(VgpuError):
+            return context.planner(situation.settings, store, situation.parents, reserve=False)
+    return context.planner(situation.settings, None, situation.parents, reserve=False)
+
+
+def _records(situation: Situation, subject: Domain, store: Store | None) -> Records:
+    """Return what a start is told of other domains' devices; nothing if that can't be read."""
+    if store is not None:
+        with contextlib.suppress(StoreError):
+            store.all()
+            return records_of(subject, store, situation.settings.roots.boot_id())
+    return Records(lambda _: [], lambda _: None)
 
 
 def _definitions(report: Report, libvirt: Libvirt) -> list[Domain]:
@@ -74,50 +103,60 @@ def _definitions(report: Report, libvirt: Libvirt) -> list[Domain]:
     return found
 
 
-def _own(subject: Domain) -> list[str]:
-    return [hostdev.slot for hostdev in subject.hostdevs if hostdev.slot is not None]
+def _own(subject: Domain) -> list[Hostdev]:
+    return [hostdev for hostdev in subject.hostdevs if hostdev.slot is not None]
 
 
-def _slots(report: Report, subject: Domain, planner: Planner | None) -> None:
-    who, name = f"domain {subject.name!r}", shell_word(subject.name)
+def _slots(report: Report, subject: Domain, known: Records) -> list[str]:
+    """Say what a start would, which is asked; return the addresses of which something is said."""
+    who, said = f"domain {subject.name!r}", []
     asked = {request.slot for request in subject.request}
-    for slot in _own(subject):
-        if slot not in asked:
-            text = f"slot {slot!r} has a hostdev of vgpu-hook's, but no request: {STARTS}"
-            report.error(who, text, f"run: vgpu-hook detach --slot {slot} {name}")
+    for hostdev in _own(subject):
+        if hostdev.slot in asked:
+            continue
+        said.append(hostdev.address)
+        try:
+            admission.check_unasked(subject, hostdev, known)
+            text = f"slot {hostdev.slot!r} has a hostdev under vgpu-hook's alias, but no request"
+            fix = f"run: {admission.detach_command(subject.name, hostdev.slot or '')}"
+            report.warning(who, f"{text}: a start leaves it as it is", fix)
+        except Refused as refusal:
+            report.error(who, _text(subject, refusal), refusal.hint)
     for request in subject.request:
-        _request(report, subject, request)
-        if planner is not None:
-            try:
-                planner.require_offer(request)
-            except VgpuError as error:
-                text = f"slot {request.slot!r}: {error.message}; {STARTS}"
-                report.error(who, text, error.hint or run("vgpu-hook", "profiles"))
+        there = subject.hostdev(request.slot)
+        address = there.address if there is not None else ""
+        try:
+            admission.hostdev_for(subject, request, known)
+        except Refused as refusal:
+            say = report.warning if request.fork == "refuse" and address else report.error
+            say(who, _text(subject, refusal), refusal.hint)
+            said.append(address)
+            continue
+        again = f"run: {admission.attach_command(subject.name, request)}"
+        if not address:
+            report.error(who, f"slot {request.slot!r} has a hostdev without an address", again)
+        elif there is not None and subject.inherits(there):
+            text = f"slot {request.slot!r} names {address}, which was chosen for the domain that"
+            report.warning(who, f"{text} it was made from: one of the two can run at a time", again)
+    return said
+
+
+def _text(subject: Domain, refusal: Refused) -> str:
+    return f"{refusal.message.removeprefix(f'domain {subject.name!r}: ')}; {STARTS}"
+
+
+def _offers(report: Report, subject: Domain, planner: Planner | None) -> None:
+    """Look whether this host has what is asked for, and QEMU can show it."""
+    who, name = f"domain {subject.name!r}", shell_word(subject.name)
+    for request in subject.request:
+        if planner is None:
+            break
+        try:
+            planner.require_offer(request)
+        except VgpuError as error:
+            text = f"slot {request.slot!r}: {error.message}; {STARTS}"
+            report.error(who, text, error.hint or run("vgpu-hook", "profiles"))
     several = [request.slot for request in subject.request if request.ramfb == "on"]
     if len(several) > 1:
         text = f"slots {', '.join(several)} all have ramfb='on': QEMU takes one at the most"
         report.error(who, text, f"run: virsh edit {name}")
-
-
-def _request(report: Report, subject: Domain, request: VgpuRequest) -> None:
-    """Look at the hostdev that is to serve the request."""
-    who, slot = f"domain {subject.name!r}", request.slot
-    profile = shlex.quote(request.profile)
-    options, name = f"--slot {slot} --profile {profile}", shell_word(subject.name)
-    again = f"run: vgpu-hook attach {options} {name}"
-    there = subject.hostdev(slot)
-    if there is None:
-        report.error(who, f"slot {slot!r} has a request, but no hostdev: {STARTS}", again)
-    elif subject.inherits(there):
-        if request.fork == "refuse":
-            text = f"slot {slot!r} is of the domain that it was cloned from, and fork is 'refuse'"
-            report.warning(
-                who, f"{text}: {STARTS}", f"run: vgpu-hook attach --fork new {options} {name}"
-            )
-        else:
-            text = f"slot {slot!r} names the vGPU of the domain that it was cloned from: {STARTS}"
-            report.error(who, text, again)
-    elif there.type not in HOSTDEV_TYPE.values():
-        report.error(who, f"slot {slot!r} is a hostdev of type {there.type!r}: {STARTS}", again)
-    elif there.type == HOSTDEV_TYPE[VENDOR_VFIO] and not there.address:
-        report.error(who, f"slot {slot!r} has a hostdev without an address: {STARTS}", again)

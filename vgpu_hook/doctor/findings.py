@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import shutil
 from typing import NamedTuple
 
 from vgpu_hook.config import Settings
@@ -13,7 +12,8 @@ OK = "ok"
 WARNING = "warning"
 ERROR = "error"
 
-LONGEST = 60.0
+SHORTEST, LONGEST = 10.0, 60.0
+"""Seconds for a check: a busy host is to have the time to answer, whatever is configured."""
 
 HOOK = "qemu.d/50-vgpu-hook"
 """Our hook, below libvirt's folder of hooks."""
@@ -47,8 +47,8 @@ class Situation(NamedTuple):
 
     @property
     def limit(self) -> float:
-        """Return how many seconds a check may take: as long as a call of the hook, or a minute."""
-        return min(self.settings.hook_deadline, LONGEST)
+        """Return how many seconds a check may take: about as long as a call of the hook."""
+        return min(max(self.settings.hook_deadline, SHORTEST), LONGEST)
 
 
 class Report:
@@ -74,15 +74,3 @@ class Report:
 def run(*words: str) -> str:
     """Return a command as a fix: what is in it is quoted for a shell."""
     return f"run: {shlex.join(words)}"
-
-
-def reinstall() -> str:
-    """Return the command that puts the package's files back, the hook (a conffile) too."""
-    if shutil.which("dpkg"):
-        return (
-            "run: apt-get install --reinstall -o Dpkg::Options::=--force-confmiss"
-            " -o Dpkg::Options::=--force-confnew vgpu-hook"
-        )
-    if shutil.which("rpm"):
-        return "run: dnf reinstall vgpu-hook"
-    return "install vgpu-hook again; without a package: run: vgpu-hook install-hook"

@@ -14,8 +14,8 @@ import subprocess
 from collections.abc import Iterator
 
 from vgpu_hook import __version__, protocol
-from vgpu_hook.doctor import records, units
-from vgpu_hook.doctor.findings import HOOK, Finding, Report, Situation, reinstall, run
+from vgpu_hook.doctor import package, records, units
+from vgpu_hook.doctor.findings import HOOK, Finding, Report, Situation, run
 from vgpu_hook.doctor.units import Running
 
 PYTHON = re.compile(r"VGPU_HOOK_PYTHON:-([^}]+)}")
@@ -24,6 +24,7 @@ GREETING = re.compile(r"vgpu-hook (\d+) \(")
 """In the hook's text: what it starts, and the version of the protocol that it speaks."""
 
 LOAD = "import vgpu_hook.hook, vgpu_hook.operations as o; print(vgpu_hook.__version__, o.__file__)"
+NO_MODULE = re.compile(r"No module named '([^']+)'")
 LOADING_SHARE = 0.9
 """Of a check's time."""
 
@@ -37,16 +38,19 @@ def file(situation: Situation) -> list[Finding]:
     try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        report.error(path, "there is no such file: libvirt never calls vgpu-hook", reinstall())
+        report.error(
+            path, "there is no such file: libvirt never calls vgpu-hook", package.reinstall()
+        )
         return report.findings
     if stat.S_ISLNK(found.st_mode):
         target = os.path.realpath(path)
         text = f"it is a link to {target}: AppArmor forbids libvirt to run what is not in"
-        fix = run("install", "-m", "0755", "--remove-destination", target, path)
+        there = os.path.isfile(target)
+        fix = run("install", "-m", "0755", target, path) if there else package.restore(path)
         report.error(path, f"{text} {situation.settings.hooks}, so that no VM can start", fix)
         return report.findings
     if not stat.S_ISREG(found.st_mode):
-        report.error(path, "it is no regular file, so that libvirt skips it", reinstall())
+        report.error(path, "it is no regular file, so that libvirt skips it", package.restore(path))
         return report.findings
     if not found.st_mode & 0o111:
         text = "it is not executable, so that libvirt skips it"
@@ -80,13 +84,14 @@ def _require_roots_own(report: Report, path: str) -> None:
 def _text(report: Report, path: str) -> None:
     text = read(path)
     if OURS not in text:
-        report.error(path, "it is not vgpu-hook's", reinstall())
+        report.error(path, "it is not vgpu-hook's", package.restore(path))
         return
     spoken = GREETING.search(text)
     if spoken is None or int(spoken[1]) != protocol.VERSION:
         other = "no known one" if spoken is None else spoken[1]
         what = f"it speaks version {other} of the protocol, vgpu-hook {__version__} speaks"
-        report.error(path, f"{what} {protocol.VERSION}: it is of another release", reinstall())
+        text = f"{what} {protocol.VERSION}: it is of another release"
+        report.error(path, text, package.restore(path))
     perl = PERL.search(text)
     if perl is not None and shutil.which(perl[1]) is None:
         what = f"there is no {perl[1]}, so that each call starts Python, which takes longer"
@@ -111,7 +116,7 @@ def python(situation: Situation) -> list[Finding]:
         )
     except OSError as error:
         text = f"it can't be run: {error.strerror}: a start with a vGPU is refused"
-        report.error(program, text, reinstall())
+        report.error(program, text, package.reinstall())
         return report.findings
     except subprocess.TimeoutExpired:
         text = f"it has not loaded vgpu_hook within {limit:.0f} s"
@@ -121,11 +126,12 @@ def python(situation: Situation) -> list[Finding]:
     if done.returncode != 0:
         cause = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         text = f"it can't load vgpu_hook, so that a start with a vGPU is refused: {cause}"
-        report.error(program, text, reinstall())
+        absent = NO_MODULE.search(cause)
+        report.error(program, text, package.missing(absent[1] if absent else ""))
     elif version != __version__:
         folder = os.path.dirname(place)
         text = f"the hook runs vgpu-hook {version} from {folder}, this command is {__version__}"
-        report.error(program, text, f"remove one of the two; {reinstall()}")
+        report.error(program, text, f"remove one of the two; {package.reinstall()}")
     else:
         report.ok(program, f"it runs vgpu-hook {version} from {os.path.dirname(place)}")
     return report.findings

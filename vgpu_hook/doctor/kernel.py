@@ -12,12 +12,11 @@ from collections.abc import Iterable
 from vgpu_hook import report as reports
 from vgpu_hook import sysfs
 from vgpu_hook.doctor.findings import Finding, Report, Situation, run
+from vgpu_hook.frameworks.gpus import GPU_CLASSES, NVIDIA, PASSTHROUGH, SRIOV_MANAGE
 from vgpu_hook.model import MDEV, VENDOR_VFIO, Parent
 from vgpu_hook.sysfs import Roots
 
-NVIDIA, INTEL = "0x10de", "0x8086"
-GPU_CLASSES = ("0x03", "0x12")
-"""PCI classes of display controllers and of processing accelerators (pci.ids)."""
+INTEL = "0x8086"
 
 DRIVER = "install NVIDIA's vGPU host driver (not the graphics driver), then: lsmod | grep nvidia"
 FIXES = {
@@ -32,6 +31,7 @@ OFFERS = {
 }
 """States (report.gpu_states) in which nothing is wrong."""
 
+NOT_OURS = ("unsupported", "passthrough")
 LEFT_OUT = 'leave it out: [gpu."{gpu}"] use = false in vgpu-hook.toml'
 
 
@@ -42,8 +42,9 @@ def check(situation: Situation) -> list[Finding]:
     if parents is None:
         return report.findings  # said already
     states = reports.gpu_states(parents)
-    for state in states:
-        _state(report, state)
+    offered = any(card["state"] in OFFERS for card in states)
+    for card in states:
+        _state(report, card, offered=offered)
     for parent in parents:
         if parent.problem and not parent.state:
             fix = f"run: dmesg | grep {parent.name}"
@@ -57,16 +58,17 @@ def check(situation: Situation) -> list[Finding]:
     return report.findings
 
 
-def _state(report: Report, card: reports.Value) -> None:
+def _state(report: Report, card: reports.Value, *, offered: bool) -> None:
+    """Say what state a GPU is in. `offered`: some GPU has vGPUs, so the others may be for else."""
     gpu, state, why = card["gpu"], card["state"], card["why"] or ""
     if state in OFFERS:
         stranded = card["stranded"] or 0
         left = f"; {stranded} MiB are free that no type can use now" if stranded else ""
         report.ok(gpu, f"{OFFERS[state]}{left}")
-    elif state == "unsupported":
-        report.warning(gpu, f"it can't be used: {why}", LEFT_OUT.format(gpu=gpu))
+    elif state in NOT_OURS or (state == "driver-missing" and offered):
+        report.warning(gpu, f"it can't be used for vGPUs: {why}", LEFT_OUT.format(gpu=gpu))
     elif state == "vfs-off":
-        fix = f"run: sriov-manage -e {gpu}; at each boot: [boot] commands in vgpu-hook.toml"
+        fix = f"run: {SRIOV_MANAGE} -e {gpu}; at each boot: [boot] commands in vgpu-hook.toml"
         report.error(gpu, why.partition("; run:")[0], fix)
     else:
         report.error(gpu, why.partition("; run:")[0] or state, FIXES.get(state, "run: dmesg"))
@@ -79,8 +81,11 @@ def _nothing(report: Report, roots: Roots) -> None:
     if (INTEL, "i915") in gpus:
         fix = "run: modprobe kvmgt; at each boot: i915.enable_gvt=1 on the kernel's command line"
         report.error("this host", f"{text}: i915 runs without GVT-g", fix)
-    elif any(vendor == NVIDIA for vendor, _ in gpus):
+    elif any(vendor == NVIDIA and driver not in PASSTHROUGH for vendor, driver in gpus):
         report.error("this host", f"{text}: NVIDIA's GPUs offer none yet", DRIVER)
+    elif any(vendor == NVIDIA for vendor, _ in gpus):
+        fix = "a GPU that VMs are to share must be on NVIDIA's vGPU driver: lspci -nnk -d 10de:"
+        report.error("this host", f"{text}: NVIDIA's GPUs are all given to VMs as a whole", fix)
     else:
         report.error("this host", text, "is there a GPU? run: lspci -nnk")
 

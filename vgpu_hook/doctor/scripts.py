@@ -72,9 +72,7 @@ def _look(report: Report, path: str, when: str, hooks: str) -> None:
     target = os.path.realpath(path)
     if target != os.path.abspath(path) and not target.startswith((f"{hooks}/", *PROGRAMS)):
         text = f"it is a link to {target}: where AppArmor confines libvirt, no VM can start then"
-        report.warning(
-            path, text, run("install", "-m", "0755", "--remove-destination", target, path)
-        )
+        report.warning(path, text, run("install", "-m", "0755", target, path))
     _calls(report, path)
     if len(report.findings) == before:
         report.ok(path, f"libvirt runs it {when} vgpu-hook's")

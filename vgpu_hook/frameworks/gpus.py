@@ -17,6 +17,12 @@ NVIDIA = "0x10de"
 GPU_CLASSES = ("0x03", "0x12")
 """PCI classes of display controllers and of processing accelerators (pci.ids)."""
 
+PASSTHROUGH = ("vfio-pci", "nvgrace-gpu-vfio-pci", "pci-stub")
+"""Drivers that hold a whole GPU for a VM: it is meant to offer no vGPUs."""
+
+SRIOV_MANAGE = "/usr/lib/nvidia/sriov-manage"
+"""Where NVIDIA's packages put it: on nobody's PATH."""
+
 IDS = ("vendor", "device", "subsystem_vendor", "subsystem_device")
 
 
@@ -66,6 +72,8 @@ def _reason(roots: Roots, path: str, mdev: set[str]) -> tuple[str, str]:
         if not vfs:
             return "", ""
         return "unsupported", f"plain SR-IOV VFs of driver {driver or 'none'} are not supported"
+    if driver in PASSTHROUGH:
+        return "passthrough", f"it is bound to {driver}, which gives it to a VM as a whole"
     if driver != "nvidia":
         what = f"bound to {driver}" if driver else "bound to no driver"
         return "driver-missing", f"it is {what}, not to NVIDIA's vGPU driver"
@@ -74,5 +82,5 @@ def _reason(roots: Roots, path: str, mdev: set[str]) -> tuple[str, str]:
         return "unsupported", "it has neither mdev types nor SR-IOV VFs on this kernel"
     if not vfs:
         name = os.path.basename(path)
-        return "vfs-off", f"its {total} VFs are off; run: sriov-manage -e {name}"
+        return "vfs-off", f"its {total} VFs are off; run: {SRIOV_MANAGE} -e {name}"
     return "unsupported", "its VFs have no nvidia/current_vgpu_type"

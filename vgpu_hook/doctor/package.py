@@ -1,0 +1,76 @@
+"""Whose the installed files are, a package's or pip's, and the commands that put them back.
+
+Asks dpkg, rpm and apt, for each on its own host; changes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+
+NAME = "vgpu-hook"
+TIMEOUT = 10.0
+"""Seconds for a look into dpkg's, rpm's or apt's lists."""
+
+ASIDE = "/root/"
+"""Where a file goes that is in the way: libvirt runs what is executable beside the hook."""
+
+NOT_INSTALLED = ("", "not-installed", "config-files")
+
+MODULES = {
+    "libvirt": "python3-libvirt",
+    "lxml": "python3-lxml",
+    "pydantic": "python3-pydantic",
+}
+"""The packages of Debian, Ubuntu and Fedora, which have the same names."""
+
+
+def reinstall() -> str:
+    """Return the command that puts all files back, but for conffiles that are there.
+
+    A hook that was changed is moved away for that (`restore`): dpkg's --force-confnew would put it
+    back too, and the owner's vgpu-hook.toml with it.
+    """
+    known = _asked("dpkg-query", "-W", "-f=${db:Status-Status} ${Version}", NAME)
+    status, _, version = known.partition(" ")
+    if status not in NOT_INSTALLED:
+        # A file's name has no epoch. apt can't reinstall what it could not fetch.
+        file = f"./{NAME}_{version.rpartition(':')[2]}_all.deb"
+        listed = [line.split("|") for line in _asked("apt-cache", "madison", NAME).splitlines()]
+        fetched = any(len(words) > 1 and words[1].strip() == version for words in listed)
+        words = ["apt-get", "install", "--reinstall", "-o", "Dpkg::Options::=--force-confmiss"]
+        return f"run: {shlex.join([*words, NAME if fetched else file])}"
+    package = _asked("rpm", "-q", "--qf", "%{NAME}-%{VERSION}-%{RELEASE}.%{ARCH}", NAME)
+    if package:
+        again = shlex.join(["rpm", "-U", "--replacepkgs", f"./{package}.rpm"])
+        return f"run: dnf reinstall {NAME}; or, if no repository has it: {again}"
+    return f"run: {NAME} install-hook"
+
+
+def restore(path: str) -> str:
+    """Return the commands that put the hook's file at this path back, whatever is there now."""
+    if not os.path.lexists(path):
+        return reinstall()
+    return f"run: {shlex.join(['mv', path, ASIDE])}; then {reinstall()}"
+
+
+def missing(module: str) -> str:
+    """Return what installs one of Python's modules that vgpu-hook needs."""
+    name = module.partition(".")[0]
+    if name not in MODULES:
+        return reinstall()
+    package = MODULES[name]
+    return (
+        f"run: apt-get install {package} (Debian), or dnf install {package} (Fedora); in a virtual"
+        " environment: pip install vgpu-hook"
+    )
+
+
+def _asked(*command: str) -> str:
+    """Return what a program answers; "" where there is none, or it has nothing to tell."""
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, text=True)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
