@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-SCRIPTS := hooks/qemu tests/setup.sh .ci/run packaging/completion/vgpu-hook \
+SCRIPTS := hooks/qemu packaging/place-hook tests/setup.sh .ci/run packaging/completion/vgpu-hook \
 	$(wildcard packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
 	$(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
