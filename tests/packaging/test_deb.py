@@ -243,7 +243,9 @@ def test_an_upgrade_has_one_hook_at_each_moment(machine: Machine) -> None:
 @pytest.mark.parametrize("kind", ["another", "link", "by pip"])
 def test_a_hook_that_is_not_the_packages_is_left_alone(machine: Machine, kind: str) -> None:
     machine.install()
-    text = "#!/bin/sh\nexit 7\n" if kind == "another" else text_of("qemu", "/opt/x/bin/python3")
+    text = "#!/bin/sh\nexit 7\n"
+    if kind == "by pip":
+        text = text_of("qemu", "/opt/x/bin/python3")
     machine.put("root/other", text, 0o755)
     link = "ln -sf /root/other" if kind == "link" else "cp -p --remove-destination /root/other"
     machine.shell(f"{link} /{HOOK}")
@@ -383,13 +385,14 @@ def test_where_selinux_is_the_hook_has_its_label_or_is_not_there(machine: Machin
         '#!/bin/sh\n[ -s "$2" ] && sed -i s/virt_hook_t/vgpu_hook_exec_t/ /usr/sbin/matchpathcon\n'
     )
     machine.put("usr/sbin/semodule", load, 0o755)
-    machine.shell(f"{advice}")
-    label = ["getfattr", "--only-values", "-n", "security.selinux", f"/{HOOK}"]
-    assert machine.shell(" ".join(label)).rstrip("\0") == LABEL
+    machine.shell(advice)
+    label = f"import os; print(os.getxattr('/{HOOK}', 'security.selinux').rstrip(b'\\0').decode())"
+    assert machine.shell('python3 -c "$1"', label) == f"{LABEL}\n"
     assert machine.mode(HOOK) == "-rwxr-xr-x"
-    machine.shell(f"setfattr -n security.selinux -v other /{HOOK}")
+    other = f"import os; os.setxattr('/{HOOK}', 'security.selinux', b'other')"
+    machine.shell('python3 -c "$1"', other)
     machine.install()
-    assert machine.shell(" ".join(label)).rstrip("\0") == LABEL
+    assert machine.shell('python3 -c "$1"', label) == f"{LABEL}\n"
 
 
 def test_purge_says_what_it_leaves(machine: Machine) -> None:
@@ -410,3 +413,23 @@ def test_purge_leaves_nothing_where_nothing_is_on_record(machine: Machine) -> No
     said = machine.dpkg("--purge", "vgpu-hook")
     assert "left in place" not in said
     assert not machine.mode(STATE)
+
+
+def test_what_a_build_lacks_is_named_with_the_command(machine: Machine) -> None:
+    machine.bring(REPOSITORY / "packaging", "root/packaging")
+    build = "/root/packaging/deb/build.sh /root/out"
+    machine.shell("dpkg --force-depends --remove pybuild-plugin-pyproject")
+    status, said = machine.tried(build)
+    assert status == 1
+    assert "Unmet build dependencies: pybuild-plugin-pyproject" in said
+    assert said.endswith("run: apt-get build-dep /root/packaging/deb\n")
+
+
+def test_on_fedora_no_stand_in_is_built(machine: Machine) -> None:
+    """It could not be used there: its files are in another Python's folders."""
+    machine.bring(REPOSITORY / "packaging", "root/packaging")
+    machine.put("etc/fedora-release", "Fedora release 42\n")
+    status, said = machine.tried("/root/packaging/rpm/build.sh /root/out")
+    assert status == 1
+    assert said.endswith("dnf builddep /root/packaging/rpm/vgpu-hook.spec\n")
+    assert machine.shell("ls /root/out") == ""
