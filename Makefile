@@ -2,7 +2,7 @@
 SHELL := /bin/sh
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
-SCRIPTS := hooks/qemu tests/setup.sh .ci/run packaging/completion/vgpu-hook \
+SCRIPTS := hooks/qemu packaging/place-hook tests/setup.sh .ci/run packaging/completion/vgpu-hook \
 	$(wildcard packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
 	$(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
@@ -74,17 +74,14 @@ rules: setup  ## Write the tests of each rule into docs/rules.md
 docs: setup  ## Write the man pages' option parts and the completion, from the parser and the settings
 	$(PYTHON) -m tests.docs
 
-deb: setup  ## Build the Debian package into dist/
-	mkdir -p dist
+deb:  ## Build the Debian package into dist/
 	packaging/deb/build.sh dist
 
-rpm: setup  ## Build the rpms into dist/; elsewhere than on Fedora only for looking at
-	mkdir -p dist
+rpm:  ## Build the rpms into dist/; elsewhere than on Fedora only for looking at
 	packaging/rpm/build.sh dist
 
-dist: setup  ## Build what is uploaded to PyPI into dist/
-	$(PYTHON) -m build --no-isolation --outdir dist .
-	twine check --strict dist/vgpu_hook-*.whl dist/vgpu?hook-*.tar.gz
+dist:  ## Build the wheel and the source archive into dist/
+	packaging/pypi/build.sh dist
 
 setup:
 	@sh tests/setup.sh

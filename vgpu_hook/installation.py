@@ -10,13 +10,13 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import re
-import subprocess
 import sys
 import tempfile
 from typing import NamedTuple
 
+from vgpu_hook import interpreter, selinux
 from vgpu_hook.model import VgpuError
+from vgpu_hook.sysfs import Roots
 
 FILES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "files")
 MARK = "# Put here by: vgpu-hook install-hook. Taken out by: vgpu-hook install-hook --remove\n"
@@ -28,9 +28,6 @@ HOOKS = "etc/libvirt/hooks"
 HOOK = f"{HOOKS}/qemu.d/50-vgpu-hook"
 CONFIG = "etc/vgpu-hook/vgpu-hook.toml"
 SERVICES = ("vgpu-hookd.socket", "vgpu-hookd.service", "vgpu-hook-boot.service")
-SAFE_PATH = re.compile(r"/[A-Za-z0-9/._+-]+")
-"""Paths that a shell, and systemd, take for nothing but themselves."""
-
 CONFINED = ("/usr/bin/", "/usr/sbin/")
 """Where programs are that AppArmor's profile of libvirtd lets a hook run (facts A12)."""
 
@@ -94,7 +91,8 @@ def _install(root: str, python: str) -> None:
                 f"vgpu-hook is installed from a package here ({path})",
                 "use that one, or remove the package first",
             )
-    _check_python(python)
+    interpreter.check(python, os.path.dirname(FILES))
+    label = _hook_label(root)
     for part in PARTS:
         path = os.path.join(root, part.target)
         if os.path.lexists(path) and not _is_ours(path):
@@ -111,7 +109,8 @@ def _install(root: str, python: str) -> None:
     for part in PARTS:
         path = os.path.join(root, part.target)
         folder = os.path.join(root, part.made_in) if part.made_in else os.path.dirname(path)
-        _write(path, text_of(part.source, python), part.mode, folder)
+        own_label = label if part.target == HOOK else ""
+        _write(path, text_of(part.source, python), part.mode, folder, own_label)
         print(f"{path} was written.")
     _tell_next(
         root,
@@ -152,8 +151,8 @@ def _remove(root: str) -> None:
             print(f"{config} was changed, and is left in place.")
         else:
             os.unlink(config)
-            os.rmdir(os.path.dirname(config))
             print(f"{config} was removed.")
+            _remove_folder(os.path.dirname(config))
     state = os.path.join(root, "var/lib/vgpu-hook")
     if os.path.isdir(state):
         print(f"{state}, the record of vGPUs, is left in place; when none is left: rm -r {state}")
@@ -167,27 +166,25 @@ def _remove(root: str) -> None:
     )
 
 
+def _remove_folder(path: str) -> None:
+    """Remove a folder of ours, unless somebody has put something there."""
+    there = sorted(os.listdir(path))
+    if there:
+        print(f"{path} is left in place, with what is not of this command: {' '.join(there)}")
+    else:
+        os.rmdir(path)
+
+
+def _hook_label(root: str) -> str:
+    """Return the SELinux label of the hook; another system's is for its own policy to say."""
+    if os.path.realpath(root) != "/":
+        return ""
+    return selinux.hook_label(f"/{HOOK}", os.path.join(FILES, "vgpu-hook.cil"), Roots())
+
+
 def _default() -> str:
     with open(os.path.join(FILES, "vgpu-hook.toml"), encoding="utf-8") as file:
         return file.read()
-
-
-def _check_python(python: str) -> None:
-    """Raise VgpuError if the hook could not run this very package by it."""
-    if not SAFE_PATH.fullmatch(python):
-        raise VgpuError(
-            f"the Python that runs this has an odd path: {python!r}",
-            "use a virtual environment: python3 -m venv /opt/vgpu-hook",
-        )
-    ask = "import vgpu_hook.hook; print(vgpu_hook.__path__[0])"
-    done = subprocess.run(
-        [python, "-I", "-B", "-c", ask], cwd="/", capture_output=True, text=True, check=False
-    )
-    if done.returncode or done.stdout.strip() != os.path.dirname(FILES):
-        raise VgpuError(
-            f"`{python} -I` does not find this vgpu-hook, and libvirt's hook runs it so",
-            "install it in a virtual environment: python3 -m venv /opt/vgpu-hook",
-        )
 
 
 def _is_ours(path: str) -> bool:
@@ -207,7 +204,7 @@ def _forget_enabled(root: str, unit: str) -> None:
             os.unlink(link)
 
 
-def _write(path: str, text: str, mode: int, folder: str) -> None:
+def _write(path: str, text: str, mode: int, folder: str, label: str = "") -> None:
     """Write a file whole, or not at all; it is made in `folder`, on the same file system."""
     os.makedirs(folder, 0o755, exist_ok=True)
     os.makedirs(os.path.dirname(path), 0o755, exist_ok=True)
@@ -215,6 +212,8 @@ def _write(path: str, text: str, mode: int, folder: str) -> None:
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:
             file.write(text)
+            if label:
+                selinux.set_label(fd, label)
             os.fchmod(fd, mode)
             file.flush()
             os.fsync(fd)

@@ -8,6 +8,7 @@ a limit on connections, and on the time that one may take.
 from __future__ import annotations
 
 import contextlib
+import errno
 import http.server
 import socket
 import threading
@@ -29,7 +30,10 @@ def serve(host: str, port: int, text: Callable[[], str]) -> _Server:
         server = _Server(host, port, text)
     except OSError as error:
         raise VgpuError(
-            f"can't serve metrics on {host} port {port}: {error}", "see: listen in vgpu-hook.toml"
+            f"can't serve metrics on {host} port {port}: {error}",
+            "the unit allows no network by itself; see CONFINEMENT: man vgpu-hookd"
+            if error.errno == errno.EAFNOSUPPORT
+            else "see: listen in vgpu-hook.toml",
         ) from None
     threading.Thread(target=server.serve_forever, name="metrics-http", daemon=True).start()
     return server

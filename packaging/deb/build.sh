@@ -11,6 +11,16 @@ top=$(cd "$(dirname "$0")/../.." && pwd)
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
+if ! command -v git >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then
+    echo "$0: missing is one of: git dpkg-dev; run: apt-get install git dpkg-dev" >&2
+    exit 1
+fi
+if ! missing=$(cd "$top/packaging/deb" && dpkg-checkbuilddeps 2>&1); then
+    echo "$0: $missing" >&2
+    echo "$0: run: apt-get build-dep $top/packaging/deb" >&2
+    exit 1
+fi
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT

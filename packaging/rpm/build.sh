@@ -12,13 +12,28 @@ top=$(cd "$(dirname "$0")/../.." && pwd)
 export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
 unset VIRTUAL_ENV PYTHONPATH PYTHONHOME
 
+spec=packaging/rpm/vgpu-hook.spec
+fedora=
+if [ -e /etc/fedora-release ] || [ -e /etc/redhat-release ]; then
+    fedora=yes
+fi
+install="dnf install git rpm-build 'dnf-command(builddep)' && dnf builddep $top/$spec"
+[ -n "$fedora" ] || install="apt-get install git rpm python3-pip python3-docutils python3-setuptools python3-wheel"
+macros=
+! command -v rpm >/dev/null || macros=$(rpm --eval '%{?pyproject_wheel:there}')
+# With stand-ins it would be built for another Python's folders, and could not be used.
+if ! command -v git >/dev/null || ! command -v rpmbuild >/dev/null ||
+    { [ -n "$fedora" ] && [ "$macros" != there ]; }; then
+    echo "$0: what builds rpms is missing, or not whole; run: $install" >&2
+    exit 1
+fi
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 trap 'exit 130' INT
 trap 'exit 143' TERM
 
 cd "$top"
-spec=packaging/rpm/vgpu-hook.spec
 version=$(sed -n 's/^Version: *//p' $spec)
 project=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
 [ "$version" = "$project" ] || {
@@ -35,13 +50,14 @@ tar -cz -f "$work/SOURCES/$name.tar.gz" -C "$work" "$name"
 rm -r "${work:?}/$name"
 
 set -- --define "_topdir $work" -ba $spec
-if [ "$(rpm --eval '%{?pyproject_wheel:there}')" != there ]; then
+if [ "$macros" != there ]; then
     echo "$0: no Fedora here: built with stand-ins for its macros" >&2
     grep -v '^#' packaging/rpm/stand-ins.macros >"$work/macros"
     set -- --nodeps --load "$work/macros" "$@"
 fi
 if ! rpmbuild "$@" >"$work/log" 2>&1; then
     cat "$work/log" >&2
+    ! grep -qi 'failed build dependencies' "$work/log" || echo "$0: run: $install" >&2
     exit 1
 fi
 find "$work/RPMS" "$work/SRPMS" -name '*.rpm' -exec mv {} "$outdir/" \;

@@ -7,6 +7,7 @@ asked for there, as if this machine had systemd and a libvirtd that runs.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +15,15 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.source import REPOSITORY
+from vgpu_hook.installation import MARK, text_of
 
 HOOK = "etc/libvirt/hooks/qemu.d/50-vgpu-hook"
+HOOKS = "/etc/libvirt/hooks"
+SHIPPED = "usr/share/vgpu-hook"
 STATE = "var/lib/vgpu-hook"
 OURS = ("vgpu-hookd.service", "vgpu-hookd.socket", "vgpu-hook-boot.service")
 DOCS = {"NEWS.md", "README.md", "SECURITY.md", "migrating.md", "packaging.md"}
+DOCS |= {"doctor.md", "metrics.md", "record.md", "vgpu-hook.rules.yml", "vgpu-hook.json"}
 
 SYSTEMCTL = """#!/bin/sh
 echo "$*" >>/asked
@@ -68,18 +73,31 @@ class Machine:
 
     def shell(self, script: str, *arguments: str, text: str | None = None) -> str:
         """Run a script in it; return what it prints. It must succeed."""
-        program = ["chroot", self._root, "/bin/sh", "-ec", script, "sh", *arguments]
-        enter = ["nsenter", "--mount", "--target", str(self._keeper.pid)]
+        status, said = self.tried(script, *arguments, text=text)
+        assert status == 0, said
+        return said
+
+    def tried(self, script: str, *arguments: str, text: str | None = None) -> tuple[int, str]:
+        """Run a script in it; return its exit status, and what it prints."""
+        return self._run(
+            "chroot", self._root, "/bin/sh", "-ec", script, "sh", *arguments, text=text
+        )
+
+    def bring(self, source: Path, target: str) -> None:
+        """Copy a folder of this machine into it; what is a link here is none there."""
+        status, said = self._run("cp", "-rL", str(source), f"{self._root}/{target}")
+        assert status == 0, said
+
+    def _run(self, *program: str, text: str | None = None) -> tuple[int, str]:
         done = subprocess.run(
-            [*enter, *program],
+            ["nsenter", "--mount", "--target", str(self._keeper.pid), *program],
             input=text,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
             env={"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive"},
         )
-        assert done.returncode == 0, done.stdout
-        return done.stdout
+        return done.returncode, done.stdout
 
     def put(self, path: str, text: str, mode: int = 0o644) -> None:
         script = 'mkdir -p "$(dirname "/$1")"; rm -f "/$1"; cat >"/$1"; chmod "$2" "/$1"'
@@ -92,6 +110,19 @@ class Machine:
 
     def install(self) -> str:
         return self.dpkg("--install", "/package.deb")
+
+    def make_newer(self) -> None:
+        """Make /newer.deb, of the next version, with a hook that says so."""
+        self.shell(
+            "dpkg-deb --raw-extract /package.deb /newer;"
+            " sed -i 's/^Version: .*/Version: 99/' /newer/DEBIAN/control;"
+            f" echo '# newer' >>/newer/{SHIPPED}/qemu;"
+            " dpkg-deb --root-owner-group -Znone --build /newer /newer.deb"
+        )
+
+    def run_by_libvirt(self) -> list[str]:
+        """The hooks that libvirt would run for each VM."""
+        return self.shell(f"find {HOOKS} -type f -perm /111 -printf '%P\\n'").split()
 
     def asked(self) -> list[str]:
         """What systemctl was asked for, but for whether something is so."""
@@ -137,7 +168,11 @@ def test_what_is_in_it(deb: Path) -> None:
     done = subprocess.run(["dpkg", "-c", str(deb)], capture_output=True, text=True, check=True)
     rows = [line.split(maxsplit=5) for line in done.stdout.splitlines()]
     files = {row[5].removeprefix("./"): row[0] for row in rows if not row[5].endswith("/")}
-    assert files[HOOK] == "-rwxr-xr-x"
+    assert files[f"{SHIPPED}/qemu"] == "-rwxr-xr-x"
+    assert files[f"{SHIPPED}/place-hook"] == "-rwxr-xr-x"
+    assert f"{SHIPPED}/vgpu-hook.cil" in files
+    # There dpkg would have a second one beside it, which libvirt runs too.
+    assert not [name for name in files if name.startswith("etc/libvirt/")]
     assert files["etc/vgpu-hook/vgpu-hook.toml"] == "-rw-r--r--"
     assert files["usr/bin/vgpu-hook"] == "-rwxr-xr-x"
     expected = {
@@ -183,13 +218,97 @@ def test_an_upgrade_keeps_the_hook_the_settings_and_the_store(machine: Machine) 
     assert not [line for line in asked if "libvirtd" in line or "virtqemud" in line]
 
 
-def test_removal_takes_the_hook_out_of_use_and_nothing_of_libvirts_is_touched(
-    machine: Machine,
-) -> None:
+def test_an_upgrade_has_one_hook_at_each_moment(machine: Machine) -> None:
+    """libvirt runs each executable file there. The old hook goes on until the new one is placed."""
+    machine.install()
+    machine.make_newer()
+    seen = (
+        f"#!/bin/sh\nfind {HOOKS} -type f -perm /111 -printf '%p\\n' >>/seen\nexec mv.real \"$@\"\n"
+    )
+    machine.shell("mv /usr/bin/mv /usr/bin/mv.real")
+    machine.put("usr/bin/mv", seen, 0o755)
+    machine.dpkg("--unpack", "/newer.deb")
+    assert machine.run_by_libvirt() == ["qemu.d/50-vgpu-hook"]
+    assert "# newer" not in machine.shell(f"cat /{HOOK}")
+    machine.shell("rm -f /seen")
+    machine.dpkg("--configure", "vgpu-hook")
+    made = machine.shell("cat /seen").split()
+    assert [path for path in made if "/qemu.d/" in path] == [f"/{HOOK}"]
+    assert len(made) == 2, "it is renamed executable, so that libvirt never finds one it can't run"
+    assert machine.run_by_libvirt() == ["qemu.d/50-vgpu-hook"]
+    assert machine.shell(f"tail -n1 /{HOOK}") == "# newer\n"
+    assert not [line for line in machine.asked() if "libvirtd" in line]
+
+
+@pytest.mark.parametrize("kind", ["another", "link", "by pip"])
+def test_a_hook_that_is_not_the_packages_is_left_alone(machine: Machine, kind: str) -> None:
+    machine.install()
+    text = "#!/bin/sh\nexit 7\n"
+    if kind == "by pip":
+        text = text_of("qemu", "/opt/x/bin/python3")
+    machine.put("root/other", text, 0o755)
+    link = "ln -sf /root/other" if kind == "link" else "cp -p --remove-destination /root/other"
+    machine.shell(f"{link} /{HOOK}")
+    said = machine.shell(f"/{SHIPPED}/place-hook")
+    assert f"vgpu-hook: /{HOOK} is not the package's, and is left alone" in said
+    assert machine.shell(f"cat /{HOOK}") == text
+    if kind != "by pip":
+        assert "is left alone" in machine.install()
+        machine.dpkg("--purge", "vgpu-hook")
+        assert machine.shell(f"cat /{HOOK}") == text
+        machine.install()
+    # What it says is to be run.
+    (advice,) = re.findall(r"to put ours there: (.*)", said)
+    machine.shell(advice)
+    assert machine.shell(f"cat /{HOOK}") == (REPOSITORY / "hooks/qemu").read_text()
+    assert machine.mode(HOOK) == "-rwxr-xr-x"
+
+
+def test_a_hook_by_pip_survives_a_purge_that_comes_late(machine: Machine) -> None:
+    machine.install()
+    machine.dpkg("--remove", "vgpu-hook")
+    text = text_of("qemu", "/opt/vgpu-hook/bin/python3")
+    machine.put(HOOK, text, 0o755)
+    machine.dpkg("--purge", "vgpu-hook")
+    assert machine.shell(f"cat /{HOOK}") == text
+
+
+def test_an_installation_by_pip_goes_before_the_package_comes(machine: Machine) -> None:
+    """Its units come before the package's, and would start a daemon that may be gone one day."""
+    machine.shell("python3 -m venv --without-pip --system-site-packages /opt/vgpu-hook")
+    site = machine.shell("echo /opt/vgpu-hook/lib/python3*/site-packages").strip()
+    machine.bring(REPOSITORY / "vgpu_hook", f"{site}/vgpu_hook")
+    command = '#!/bin/sh\nexec /opt/vgpu-hook/bin/python3 -I -m vgpu_hook "$@"\n'
+    machine.put("opt/vgpu-hook/bin/vgpu-hook", command, 0o755)
+    machine.shell("/opt/vgpu-hook/bin/vgpu-hook install-hook")
+    status, said = machine.tried("dpkg --install /package.deb")
+    assert status != 0
+    assert machine.mode("usr/bin/vgpu-hook") == ""
+    (advice,) = re.findall(r"vgpu-hook: run: (.*), and install the package then", said)
+    machine.shell(advice)
+    machine.install()
+    assert machine.shell("find /etc/systemd/system -name 'vgpu-hook*' -type f") == ""
+    assert MARK not in machine.shell(f"cat /{HOOK}")
+
+
+def test_an_installation_by_pip_whose_python_is_gone_is_told_too(machine: Machine) -> None:
+    for source, target in (("vgpu-hookd.service", "etc/systemd/system/vgpu-hookd.service"),
+                           ("qemu", HOOK)):  # fmt: skip
+        machine.put(target, text_of(source, "/opt/gone/bin/python3"))
+    for _ in range(2):
+        status, said = machine.tried("dpkg --install /package.deb")
+        assert status != 0
+        (advice,) = re.findall(r"is gone; run: (.*), and install the package then", said)
+        machine.shell(advice)
+    machine.install()
+    assert machine.mode(HOOK) == "-rwxr-xr-x"
+
+
+def test_removal_takes_the_hook_out_and_nothing_of_libvirts_is_touched(machine: Machine) -> None:
     machine.install()
     machine.put(f"{STATE}/store.db", "a store")
     machine.dpkg("--remove", "vgpu-hook")
-    assert machine.mode(HOOK) == "-rw-r--r--"
+    assert not machine.mode(HOOK)
     assert touched(machine.asked()) == {"vgpu-hookd.service", "vgpu-hookd.socket"}
     assert not machine.mode("usr/bin/vgpu-hook")
     assert machine.shell(f"cat /{STATE}/store.db") == "a store"
@@ -212,24 +331,68 @@ def test_installed_again_after_a_removal_the_hook_is_in_use_again(machine: Machi
     assert "reload libvirtd.service" in machine.asked()
 
 
-def test_a_hook_that_the_admin_has_put_out_of_use_stays_so(machine: Machine) -> None:
+def test_a_removal_that_fails_leaves_the_hook_in_use(machine: Machine) -> None:
     machine.install()
+    machine.shell("echo 'exit 1' >>/var/lib/dpkg/info/vgpu-hook.prerm")
+    status, _ = machine.tried("dpkg --remove vgpu-hook")
+    assert status != 0
+    assert machine.mode(HOOK) == "-rwxr-xr-x"
+
+
+def test_a_hook_that_the_admin_has_put_out_of_use_stays_so(machine: Machine) -> None:
+    """Over an upgrade that brings another hook, and a removal; but for a purge."""
+    machine.install()
+    machine.make_newer()
     machine.shell(f"chmod a-x /{HOOK}")
+    machine.dpkg("--install", "/newer.deb")
+    assert machine.mode(HOOK) == "-rw-r--r--"
+    assert machine.shell(f"tail -n1 /{HOOK}") == "# newer\n"
+    machine.dpkg("--remove", "vgpu-hook")
     machine.install()
     assert machine.mode(HOOK) == "-rw-r--r--"
-
-
-def test_the_new_version_of_a_changed_hook_is_not_executable(machine: Machine) -> None:
-    """libvirt would run both."""
+    assert not [line for line in machine.asked() if "libvirtd" in line]
+    machine.dpkg("--purge", "vgpu-hook")
     machine.install()
-    changed = f"echo '# mine' >>/{HOOK}; md5sum /{HOOK}"
-    machine.shell(changed)
-    # Another version brings another hook: here the installed one is said to have been another.
-    status = "sed -i 's,^ /etc/libvirt/hooks/qemu.d/50-vgpu-hook .*,"
-    machine.shell(f"{status} /{HOOK} 0123456789abcdef0123456789abcdef,' /var/lib/dpkg/status")
-    machine.dpkg("--force-confold", "--install", "/package.deb")
     assert machine.mode(HOOK) == "-rwxr-xr-x"
-    assert machine.mode(f"{HOOK}.dpkg-dist") == "-rw-r--r--"
+
+
+def test_a_hook_that_is_lost_comes_back_with_the_package(machine: Machine) -> None:
+    machine.install()
+    machine.shell(f"rm /{HOOK}")
+    machine.install()
+    assert machine.mode(HOOK) == "-rwxr-xr-x"
+    assert "reload libvirtd.service" in machine.asked()
+
+
+SELINUX = """
+mount -t tmpfs none /sys
+mkdir -p /sys/fs/selinux
+echo 1 >/sys/fs/selinux/enforce
+printf '#!/bin/sh\necho system_u:object_r:%s:s0\n' "$1" >/usr/sbin/matchpathcon
+chmod +x /usr/sbin/matchpathcon
+"""
+LABEL = "system_u:object_r:vgpu_hook_exec_t:s0"
+
+
+def test_where_selinux_is_the_hook_has_its_label_or_is_not_there(machine: Machine) -> None:
+    """A hook that libvirt may not run refuses the start of each VM."""
+    machine.shell(SELINUX, "virt_hook_t")
+    said = machine.install()
+    assert not machine.mode(HOOK)
+    (advice,) = re.findall(r"load its module, and go on: (.*)", said)
+    # There is no SELinux here: that the module can be loaded is not shown.
+    load = (
+        '#!/bin/sh\n[ -s "$2" ] && sed -i s/virt_hook_t/vgpu_hook_exec_t/ /usr/sbin/matchpathcon\n'
+    )
+    machine.put("usr/sbin/semodule", load, 0o755)
+    machine.shell(advice)
+    label = f"import os; print(os.getxattr('/{HOOK}', 'security.selinux').rstrip(b'\\0').decode())"
+    assert machine.shell('python3 -c "$1"', label) == f"{LABEL}\n"
+    assert machine.mode(HOOK) == "-rwxr-xr-x"
+    other = f"import os; os.setxattr('/{HOOK}', 'security.selinux', b'other')"
+    machine.shell('python3 -c "$1"', other)
+    machine.install()
+    assert machine.shell('python3 -c "$1"', label) == f"{LABEL}\n"
 
 
 def test_purge_says_what_it_leaves(machine: Machine) -> None:
@@ -240,6 +403,7 @@ def test_purge_says_what_it_leaves(machine: Machine) -> None:
     assert "vgpu-hook: when no vGPU is left: rm -r /var/lib/vgpu-hook" in said
     assert machine.shell(f"cat /{STATE}/store.db") == "a store"
     assert not machine.mode(HOOK)
+    assert not machine.mode(HOOK.rpartition("/")[0])
     assert not machine.mode("etc/vgpu-hook")
     assert machine.shell("find /etc/systemd/system -name 'vgpu-hook*'") == ""
 
@@ -249,3 +413,23 @@ def test_purge_leaves_nothing_where_nothing_is_on_record(machine: Machine) -> No
     said = machine.dpkg("--purge", "vgpu-hook")
     assert "left in place" not in said
     assert not machine.mode(STATE)
+
+
+def test_what_a_build_lacks_is_named_with_the_command(machine: Machine) -> None:
+    machine.bring(REPOSITORY / "packaging", "root/packaging")
+    build = "/root/packaging/deb/build.sh /root/out"
+    machine.shell("dpkg --force-depends --remove pybuild-plugin-pyproject")
+    status, said = machine.tried(build)
+    assert status == 1
+    assert "Unmet build dependencies: pybuild-plugin-pyproject" in said
+    assert said.endswith("run: apt-get build-dep /root/packaging/deb\n")
+
+
+def test_on_fedora_no_stand_in_is_built(machine: Machine) -> None:
+    """It could not be used there: its files are in another Python's folders."""
+    machine.bring(REPOSITORY / "packaging", "root/packaging")
+    machine.put("etc/fedora-release", "Fedora release 42\n")
+    status, said = machine.tried("/root/packaging/rpm/build.sh /root/out")
+    assert status == 1
+    assert said.endswith("dnf builddep /root/packaging/rpm/vgpu-hook.spec\n")
+    assert machine.shell("ls /root/out") == ""

@@ -60,7 +60,10 @@ def test_rpmlint_has_nothing_to_say(rpms: dict[str, Path]) -> None:
 def test_what_is_in_it(rpms: dict[str, Path]) -> None:
     listed = run("rpm", "-qp", "--qf", r"[%{FILEMODES:perms} %{FILENAMES}\n]", rpms["vgpu-hook"])
     files = {name: mode for mode, name in (line.split() for line in listed.splitlines())}
-    assert files[HOOK] == "-rwxr-xr-x"
+    assert files["/usr/share/vgpu-hook/qemu"] == "-rwxr-xr-x"
+    assert files["/usr/share/vgpu-hook/place-hook"] == "-rwxr-xr-x"
+    # There rpm would have a second one beside it for a moment, which libvirt runs too.
+    assert not [name for name in files if name.startswith("/etc/libvirt")]
     expected = {
         "/etc/vgpu-hook/vgpu-hook.toml",
         "/usr/bin/vgpu-hook",
@@ -76,15 +79,10 @@ def test_what_is_in_it(rpms: dict[str, Path]) -> None:
     }
     assert package <= {name.partition("/site-packages/")[2] for name in files}
     assert not [name for name in files if "/vgpu_hook/files/" in name or "/tests/" in name]
+    documents = {"doctor.md", "metrics.md", "record.md", "vgpu-hook.rules.yml", "vgpu-hook.json"}
+    assert documents <= {Path(name).name for name in files if "/doc/" in name}
     module = run("rpm", "-qpl", rpms["vgpu-hook-selinux"]).split()
     assert "/usr/share/selinux/packages/targeted/vgpu-hook.cil" in module
-
-
-def test_a_hook_of_another_version_is_never_left_beside_it(rpms: dict[str, Path]) -> None:
-    """libvirt would run .rpmnew and .rpmsave as well."""
-    assert run("rpm", "-qp", "--configfiles", rpms["vgpu-hook"]).split() == [
-        "/etc/vgpu-hook/vgpu-hook.toml"
-    ]
 
 
 def test_what_it_requires(rpms: dict[str, Path]) -> None:
@@ -108,13 +106,24 @@ def test_scriptlets_reload_libvirt_and_restart_nothing_of_it(rpms: dict[str, Pat
     said = run("rpm", "-qp", "--scripts", rpms["vgpu-hook"])
     assert 'systemctl reload "$unit"' in said
     assert not re.search(r"systemctl (re)?start|try-restart|stop", said)
-    before, out_of_use, after = said.partition("chmod a-x /etc/libvirt/hooks/qemu.d/50-vgpu-hook")
-    assert out_of_use
+    before, taken_out, after = said.partition('rm -f "$hook"')
+    assert taken_out
+    assert f"hook={HOOK}\n" in before
+    posttrans = said.partition("posttrans")[2]
+    assert "/usr/share/vgpu-hook/place-hook\n" in posttrans
     assert "preuninstall scriptlet" in before
     assert "systemd_preun vgpu-hookd.socket vgpu-hookd.service vgpu-hook-boot.service" in after
     module = run("rpm", "-qp", "--scripts", rpms["vgpu-hook-selinux"])
     assert "selinux_modules_install -s targeted /usr/share/selinux/packages/targeted" in module
     assert "selinux_modules_uninstall -s targeted vgpu-hook" in module
+
+
+def test_an_installation_by_pip_stops_it_as_it_stops_the_deb(rpms: dict[str, Path]) -> None:
+    """tests/packaging/test_deb.py runs it."""
+    said = run("rpm", "-qp", "--scripts", rpms["vgpu-hook"])
+    own = (REPOSITORY / "packaging/deb/debian/vgpu-hook.preinst").read_text()
+    check = own[own.index("mark=") : own.index("\ndone\n")]
+    assert "preinstall scriptlet" in said[: said.index(check)]
 
 
 @pytest.mark.parametrize(

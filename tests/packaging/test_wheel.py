@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
-import sys
 import tarfile
 import zipfile
 from pathlib import Path
@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests.domains import domain_xml
-from tests.packaging.source import REPOSITORY, copy_source
+from tests.packaging.environment import PLACE, PYTHON, Environment
+from tests.packaging.source import REPOSITORY
 from tests.product import Product
 from vgpu_hook.installation import MARK, PARTS
 
@@ -20,6 +21,7 @@ SOURCES = {
     "qemu": "hooks/qemu",
     "vgpu-hook.toml": "etc/vgpu-hook.toml",
     "tmpfiles.conf": "packaging/tmpfiles.conf",
+    "vgpu-hook.cil": "packaging/selinux/vgpu-hook.cil",
     **{
         unit.name: f"packaging/systemd/{unit.name}"
         for unit in (REPOSITORY / "packaging" / "systemd").iterdir()
@@ -37,20 +39,26 @@ def run(*command: str | Path, cwd: Path | None = None) -> str:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The sdist, and the wheel that is built from it."""
-    source = copy_source(tmp_path_factory.mktemp("source"))
-    target = tmp_path_factory.mktemp("dist")
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", target, cwd=source)
+    target = tmp_path_factory.mktemp("source") / "dist"
+    run(REPOSITORY / "packaging/pypi/build.sh", target)
     return target
 
 
 @pytest.fixture(scope="module")
-def venv(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the wheel is installed, with the distribution's libraries."""
-    folder = tmp_path_factory.mktemp("opt") / "vgpu-hook"
-    run("/usr/bin/python3", "-m", "venv", "--system-site-packages", folder)
-    (wheel,) = dist.glob("*.whl")
-    run(folder / "bin/pip", "install", "--no-index", "--no-deps", wheel)
-    return folder
+def venv(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Where the wheel is installed by the commands of docs/packaging.md, without network."""
+    environment = Environment(tmp_path_factory.mktemp("opt") / "vgpu-hook")
+    environment.folder.mkdir()
+    page = (REPOSITORY / "docs/packaging.md").read_text()
+    lines = re.findall(r"^# (.*(?:venv|/pip) .*)$", page, re.MULTILINE)
+    assert len(lines) == 2
+    for line in lines:
+        done = environment.run("sh", "-ec", line, cwd=dist.parent, env={**os.environ, **ALONE})
+        assert done.returncode == 0, done.stderr
+    return environment
+
+
+ALONE = {"PIP_NO_INDEX": "1", "PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
 
 
 def test_what_is_built_is_what_pypi_takes(dist: Path) -> None:
@@ -80,12 +88,12 @@ def test_the_sdist_has_what_a_packager_needs(dist: Path) -> None:
 
 
 def test_a_vm_gets_its_vgpu_by_an_installation_from_the_wheel(
-    venv: Path, product: Product, tmp_path: Path
+    venv: Environment, product: Product, tmp_path: Path
 ) -> None:
     """libvirt gives its hook nothing but PATH and LC_ALL, so the hook itself names the Python."""
     root = tmp_path / "root"
     root.mkdir()
-    said = run(venv / "bin/vgpu-hook", "install-hook", "--root", root)
+    said = run(*venv.command(f"{PLACE}/bin/vgpu-hook", "install-hook", "--root", root))
     assert "systemctl reload libvirtd.service" in said
     product.configure()
     a = domain_xml("a", {"0": "mtty-1"})
@@ -93,7 +101,7 @@ def test_a_vm_gets_its_vgpu_by_an_installation_from_the_wheel(
     def hook(operation: str, xml: bytes) -> subprocess.CompletedProcess[bytes]:
         environment = {"LC_ALL": "C", "PATH": os.environ["PATH"]}
         environment["VGPU_HOOK_CONFIG"] = str(product.config)
-        command = [str(root / HOOK), "a", operation, "begin", "-"]
+        command = venv.command(root / HOOK, "a", operation, "begin", "-")
         return subprocess.run(command, input=xml, env=environment, cwd="/", capture_output=True)
 
     done = hook("prepare", a)
@@ -106,15 +114,17 @@ def test_a_vm_gets_its_vgpu_by_an_installation_from_the_wheel(
     assert b"profile 'no such' is not offered" in refused.stderr
 
 
-def test_the_units_run_the_daemon_of_the_virtual_environment(venv: Path, tmp_path: Path) -> None:
-    run(venv / "bin/vgpu-hook", "install-hook", "--root", tmp_path)
+def test_the_units_run_the_daemon_of_the_virtual_environment(
+    venv: Environment, tmp_path: Path
+) -> None:
+    run(*venv.command(f"{PLACE}/bin/vgpu-hook", "install-hook", "--root", tmp_path))
     units = tmp_path / "etc/systemd/system"
     service = (units / "vgpu-hookd.service").read_text()
     (start,) = (line for line in service.splitlines() if line.startswith("ExecStart="))
     python, *arguments = start.removeprefix("ExecStart=").split()
-    assert Path(python).parent == venv / "bin"
+    assert Path(python).parent == Path(PYTHON).parent
     assert arguments == ["-I", "-m", "vgpu_hook.daemon"]
     boot = (units / "vgpu-hook-boot.service").read_text()
     assert f"ExecStart=-{python} -I -m vgpu_hook boot-gate" in boot
-    run("systemd-analyze", "verify", "--man=no", *sorted(units.iterdir()))
+    run(*venv.command("systemd-analyze", "verify", "--man=no", *sorted(units.iterdir())))
     assert all(MARK in (tmp_path / part.target).read_text() for part in PARTS)

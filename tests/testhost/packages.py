@@ -12,6 +12,7 @@ from tests.testbed.host import Host
 from tests.testhost.vms import qemu_pid
 
 HOOK = "/etc/libvirt/hooks/qemu.d/50-vgpu-hook"
+SHIPPED = "usr/share/vgpu-hook/qemu"
 CHANGED = "# of a newer version"
 
 
@@ -103,7 +104,7 @@ def newer(package: Path, version: str) -> Path:
     lines = control.read_text().splitlines()
     versioned = [f"Version: {version}" if x.startswith("Version:") else x for x in lines]
     control.write_text("\n".join(versioned) + "\n")
-    with open(tree / HOOK.lstrip("/"), "a") as hook:
+    with open(tree / SHIPPED, "a") as hook:
         hook.write(f"{CHANGED}\n")
     made = package.parent / f"vgpu-hook_{version}_all.deb"
     _run("dpkg-deb", "--root-owner-group", "-Znone", "--build", str(tree), str(made))

@@ -17,6 +17,7 @@ LAYERS = [
     {"domain", "store_domains", "store_devices", "workers"},
     {"store", "definitions"},
     {"vfio", "frameworks", "placement", "config", "config_file", "locks", "store_file"},
+    {"interpreter", "selinux"},
     {"guard", "frameworks.handles", "frameworks.gpus", "stores"},
     {"frameworks.mdev", "frameworks.vendor_vfio", "planning", "refusals"},
     {"host", "catalogue"},

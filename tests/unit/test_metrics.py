@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import subprocess
 import sys
@@ -221,3 +222,36 @@ def test_promtool_accepts_the_queries_of_the_dashboard(tmp_path: Path) -> None:
 
 def test_every_metric_is_documented() -> None:
     assert names_in(DOCS.read_text()) == set(FAMILIES)
+
+
+CONFINED = """
+import ctypes, struct, sys
+libc = ctypes.CDLL(None, use_errno=True)
+# As RestrictAddressFamilies=AF_UNIX: socket(2) of another family fails with EAFNOSUPPORT (97).
+code = [(0x20, 0, 0, 0), (0x15, 0, 3, int(sys.argv[1])), (0x20, 0, 0, 16), (0x15, 1, 0, 1),
+        (0x06, 0, 0, 0x50000 | 97), (0x06, 0, 0, 0x7FFF0000)]
+text = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *line) for line in code))
+program = struct.pack("HxxxxxxP", len(code), ctypes.addressof(text))
+assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, ctypes.c_char_p(program), 0, 0) == 0  # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+from vgpu_hook import metrics_http, model
+try:
+    metrics_http.serve("127.0.0.1", 9843, str)
+except model.VgpuError as error:
+    print(error.hint)
+"""
+
+
+def test_where_the_unit_forbids_http_the_page_is_named_that_says_how_to_allow_it() -> None:
+    socket_call = {"x86_64": "41", "aarch64": "198"}[os.uname().machine]
+    command = [sys.executable, "-c", CONFINED, socket_call]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (
+        done.stdout == "the unit allows no network by itself; see CONFINEMENT: man vgpu-hookd\n"
+    ), done.stderr
+    page = (Path(__file__).parents[2] / "docs/man/vgpu-hookd.8.rst").read_text()
+    confinement = page.partition("\nCONFINEMENT\n")[2].partition("\nFILES\n")[0]
+    settings = (Path(__file__).parents[2] / "etc/vgpu-hook.toml").read_text()
+    for line in ("RestrictAddressFamilies=AF_INET AF_INET6", "IPAddressAllow=localhost"):
+        assert line in confinement
+        assert line in settings
