@@ -6,7 +6,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 packages="build-essential cpio debhelper dh-python e2fsprogs git groff libvirt-clients
-libvirt-daemon-system lintian mandoc mmdebstrap openssh-client pybuild-plugin-pyproject
+libvirt-daemon-system lintian mandoc mmdebstrap openssh-client procps pybuild-plugin-pyproject
 python3-all python3-build python3-docutils python3-libvirt python3-lxml python3-pip
 python3-pydantic python3-setuptools python3-structlog python3-venv python3-wheel
 qemu-system-x86 qemu-utils rpm rpmlint secilc shellcheck systemd twine"

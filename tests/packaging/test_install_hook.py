@@ -144,7 +144,9 @@ def test_who_may_not_write_there_is_told_so(tmp_path: Path) -> None:
     for folder in (tmp_path, *tmp_path.parents):
         if folder.stat().st_mode & 0o777 == 0o700:
             folder.chmod(0o711)
-    command = ["/usr/bin/python3", "-c", RUN, str(REPOSITORY), str(root)]
+    # The repository itself may be in a folder that is root's alone.
+    shutil.copytree(REPOSITORY / "vgpu_hook", tmp_path / "vgpu_hook")
+    command = ["/usr/bin/python3", "-c", RUN, str(tmp_path), str(root)]
     done = subprocess.run(command, user=65534, group=65534, capture_output=True, text=True)
     assert done.returncode == 1
     assert done.stderr.startswith(f"error: {root}/etc/")
@@ -158,7 +160,7 @@ from vgpu_hook import cli, installation
 installation.interpreter.check = lambda python, package: None
 sys.exit(cli.main(["install-hook", "--root", sys.argv[2]]))
 """
-"""As a user who may read the repository; its package is not where that user's Python looks."""
+"""As a user who may read the code; its package is not where that user's Python looks."""
 
 
 def test_a_root_that_is_not_there_is_named(install: Install, tmp_path: Path) -> None:

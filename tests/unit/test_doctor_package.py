@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.product import REPOSITORY
 from vgpu_hook.config import Settings
 from vgpu_hook.doctor import hook_file, package, scripts
 from vgpu_hook.doctor.findings import HOOK, Finding, Situation
@@ -209,6 +210,30 @@ def test_a_hook_of_an_rpm_is_put_back(
     before, _, again = fix.partition("run: dnf reinstall vgpu-hook; or, if no repository has it: ")
     follow(f"{before}run: {again}", tmp_path)
     assert machine.contents() == [f"50-vgpu-hook: {WHOLE}"]
+
+
+@FAULTS
+def test_where_a_package_has_what_puts_the_hook_in_place_that_is_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Fault
+) -> None:
+    """The real place-hook; only where libvirt's hooks are is another place here."""
+    machine = Machine(tmp_path)
+    share = tmp_path / "share"
+    share.mkdir()
+    (share / "qemu").write_text(f"{WHOLE}# vgpu_hook.hook\n")
+    place = share / "place-hook"
+    text = (REPOSITORY / "packaging/place-hook").read_text()
+    assert text.count("hooks=/etc/libvirt/hooks\n") == 1
+    place.write_text(text.replace("hooks=/etc/libvirt/hooks\n", f"hooks={machine.hooks}\n"))
+    place.chmod(0o755)
+    monkeypatch.setattr(package, "PLACE", str(place))
+    shell(str(place), tmp_path)
+    fault(machine)
+    fix = machine.finding().fix
+    assert fix.endswith(f"run: {place}")
+    follow(fix, tmp_path)
+    assert machine.contents() == [f"50-vgpu-hook: {WHOLE}# vgpu_hook.hook\n"]
+    assert os.access(machine.hook, os.X_OK)
 
 
 # -- links ------------------------------------------------------------------------------

@@ -39,7 +39,7 @@ def file(situation: Situation) -> list[Finding]:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
         report.error(
-            path, "there is no such file: libvirt never calls vgpu-hook", package.reinstall()
+            path, "there is no such file: libvirt never calls vgpu-hook", package.restore(path)
         )
         return report.findings
     if stat.S_ISLNK(found.st_mode):

@@ -13,6 +13,9 @@ NAME = "vgpu-hook"
 TIMEOUT = 10.0
 """Seconds for a look into dpkg's, rpm's or apt's lists."""
 
+PLACE = "/usr/share/vgpu-hook/place-hook"
+"""What both packages have, and put the hook in place with."""
+
 ASIDE = "/root/"
 """Where a file goes that is in the way: libvirt runs what is executable beside the hook."""
 
@@ -27,11 +30,7 @@ MODULES = {
 
 
 def reinstall() -> str:
-    """Return the command that puts all files back, but for conffiles that are there.
-
-    A hook that was changed is moved away for that (`restore`): dpkg's --force-confnew would put it
-    back too, and the owner's vgpu-hook.toml with it.
-    """
+    """Return the command that puts all files back, but for settings that are there."""
     known = _asked("dpkg-query", "-W", "-f=${db:Status-Status} ${Version}", NAME)
     status, _, version = known.partition(" ")
     if status not in NOT_INSTALLED:
@@ -50,9 +49,10 @@ def reinstall() -> str:
 
 def restore(path: str) -> str:
     """Return the commands that put the hook's file at this path back, whatever is there now."""
+    again = f"run: {PLACE}" if os.access(PLACE, os.X_OK) else reinstall()
     if not os.path.lexists(path):
-        return reinstall()
-    return f"run: {shlex.join(['mv', path, ASIDE])}; then {reinstall()}"
+        return again
+    return f"run: {shlex.join(['mv', path, ASIDE])}; then {again}"
 
 
 def missing(module: str) -> str:
