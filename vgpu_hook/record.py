@@ -98,15 +98,16 @@ def record(arguments: argparse.Namespace) -> int:
         raise VgpuError(f"{path} exists already", "name another file, or use --force")
     asked = _gather(arguments.connect)
     hide = Hider((asked.settings.uri, arguments.connect), (os.uname().nodename,))
-    found = _hidden(asked, hide)
-    names = _names(found) if arguments.redact_names else None
+    names = _names(asked, hide) if arguments.redact_names else None
+    found = asked if names is not None else _hidden(asked, hide)
     parts, entries = _parts(found, names)
     for droppable in ("journal.json", "store.json"):
         if bundle.size(parts, entries) > bundle.MOST:
             parts[droppable] = bundle.as_json(None)
             problem = f"{droppable} was left out: the file would be too large"
             asked.problems.append(problem)
-            found.problems.append(problem)
+            if found is not asked:
+                found.problems.append(problem)
     if bundle.size(parts, entries) > bundle.MOST:
         raise VgpuError(
             f"what is to be recorded is larger than {bundle.MOST >> 20} MiB", "report this as a bug"
@@ -249,7 +250,7 @@ def _plain_settings(settings: Settings) -> dict[str, Any]:
     }
 
 
-def _names(found: Recorded) -> Names:
+def _names(found: Recorded, hide: Hider) -> Names:
     """Return new names for all domains that libvirt, the store or a message knows."""
     domains: set[tuple[str, str]] = set()
     slots: set[tuple[str, str]] = set()
@@ -275,7 +276,7 @@ def _names(found: Recorded) -> Names:
             if subject is not None:
                 slots |= {(seen.uuid, request.slot) for request in subject.request}
                 slots |= {(seen.uuid, h.slot) for h in subject.hostdevs if h.slot is not None}
-    return Names(domains, slots)
+    return Names(domains, slots, hide.text)
 
 
 def _parts(found: Recorded, names: Names | None) -> tuple[dict[str, bytes], Entries]:

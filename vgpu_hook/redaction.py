@@ -11,7 +11,7 @@ import ast
 import re
 import shlex
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from vgpu_hook.model import Domain, derive_device_uuid, one_line, owner_mark
@@ -77,9 +77,16 @@ class Names:
     """The new names. Make it with every domain that is known, before anything is renamed."""
 
     def __init__(
-        self, domains: Iterable[tuple[str, str]], slots: Iterable[tuple[str, str]]
+        self,
+        domains: Iterable[tuple[str, str]],
+        slots: Iterable[tuple[str, str]],
+        hide: Callable[[str], str] = str,
     ) -> None:
-        """`domains` are (UUID, name), `slots` (UUID of the domain, slot)."""
+        """`domains` are (UUID, name), `slots` (UUID of the domain, slot).
+
+        `hide` is done to sentences when all is renamed: before, it could break a name in two.
+        """
+        self._hide = hide
         self._uuids: dict[str, str] = {}
         self._names: dict[str, str] = {}
         self._paths: dict[str, str] = {}
@@ -122,7 +129,7 @@ class Names:
         text = self._paths_in(text)
         if self._words is not None:
             text = self._words.sub(lambda match: self._forms[match[0]], text)
-        return text
+        return self._hide(text)
 
     def command(self, text: str) -> str:
         """Return a process's name, which may be made of a domain's."""

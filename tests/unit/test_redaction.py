@@ -192,3 +192,11 @@ def test_a_handle_is_recorded_and_no_other_file(link: str, tmp_path: Path) -> No
     for device in (GROUP, CHARACTER):
         sides = [holders(str(tmp_path / folder), (device,)) for folder in ("proc", "again")]
         assert len(sides[0]) == len(sides[1]), device
+
+
+def test_a_host_named_like_a_part_of_a_domain_splits_no_name() -> None:
+    hide = Hider([], ["vm"])
+    names = Names([("", "acme's vm")], [], hide.text)
+    assert (
+        names.text("domain \"acme's vm\" on vm: acme's vm") == 'domain "domain-1" on HOST: domain-1'
+    )
