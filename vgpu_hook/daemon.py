@@ -99,6 +99,7 @@ class Daemon:
             self._stores.open,
             self._workers.run,
             lambda: self._source.connected,
+            lambda: self._settings.reconcile_interval,
             self._log,
         )
         threading.Thread(target=publisher.run, name="metrics", daemon=True).start()

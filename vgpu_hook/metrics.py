@@ -54,6 +54,9 @@ FAMILIES = {
     "vgpu_hook_reconcile_last_success_timestamp_seconds": Family(
         GAUGE, "When store, kernel and libvirt were last compared, in Unix time."
     ),
+    "vgpu_hook_reconcile_interval_seconds": Family(
+        GAUGE, "How often store, kernel and libvirt are to be compared."
+    ),
     "vgpu_hook_reconcile_findings": Family(
         GAUGE, "What the last comparison has found and done, in devices."
     ),
@@ -80,6 +83,9 @@ FAMILIES = {
     "vgpu_hook_collections_total": Family(COUNTER, "How often the values were collected."),
     "vgpu_hook_collection_timestamp_seconds": Family(
         GAUGE, "When the values of vGPUs, VFs and GPUs were last collected, in Unix time."
+    ),
+    "vgpu_hook_collection_interval_seconds": Family(
+        GAUGE, "How often these values are to be collected, and the textfile is written."
     ),
 }
 
@@ -205,6 +211,14 @@ def of_host(
                 labels = {"gpu": gpu["gpu"], "use": use}
                 found.append(_sample("gpu_framebuffer_bytes", gpu[use] * MIB, **labels))
     return found
+
+
+def of_settings(reconcile: float, collection: float) -> list[Sample]:
+    """Return how often (in seconds) is done what the alerts wait for."""
+    return [
+        _sample("reconcile_interval_seconds", reconcile),
+        _sample("collection_interval_seconds", collection),
+    ]
 
 
 def of_store(*, usable: bool) -> Sample:

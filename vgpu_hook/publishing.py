@@ -9,6 +9,7 @@ well.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -34,12 +35,15 @@ asked all the time."""
 LONGEST_PAUSE = 900.0
 """Seconds."""
 
+RESTART = "systemctl restart vgpu-hookd"
+
 
 class Publisher:
     """Collects and publishes until it is stopped.
 
     `load`, `open_store` and `run` are the daemon's ways to its settings, its store and its
-    children; `connected` tells whether it is connected to libvirt.
+    children; `connected` tells whether it is connected to libvirt, and `reconciles` how often it
+    reconciles, in seconds.
     """
 
     def __init__(
@@ -49,6 +53,7 @@ class Publisher:
         open_store: Callable[..., Store | None],
         run: Callable[..., Any],
         connected: Callable[[], bool],
+        reconciles: Callable[[], float],
         log: Log,
     ) -> None:
         self._tally = tally
@@ -56,9 +61,11 @@ class Publisher:
         self._open_store = open_store
         self._run = run
         self._connected = connected
+        self._reconciles = reconciles
         self._log = log
         self._stopping = threading.Event()
         self._collected: list[Sample] = []
+        self._settings = Settings()
         self._told = ""
         self._written = ""
         self._writing = threading.Lock()
@@ -68,9 +75,10 @@ class Publisher:
         while not self._stopping.is_set():
             begun = time.monotonic()
             causes: list[str] = []
-            settings = Settings()._replace(metrics_textfile="")
+            path = self._written  # also while the settings can't be read
             try:
-                settings = self._load()
+                settings = self._settings = self._load()
+                path = settings.metrics_textfile
                 if settings.metrics_listen is not None or _has_folder(settings.metrics_textfile):
                     self._collect(settings)
             except VgpuError as error:
@@ -79,11 +87,11 @@ class Publisher:
                 causes.append(f"internal error: {type(error).__name__}: {error}")
             took = time.monotonic() - begun
             try:
-                self._write(settings.metrics_textfile)  # that it could not be collected, too
+                self._write(path)  # that it could not be collected, too
             except OSError as error:
-                causes.append(f"{settings.metrics_textfile}: {error.strerror}")
+                causes.append(_cause(error, path))
             self._tell("; ".join(causes))
-            pause = settings.metrics_interval
+            pause = self._settings.metrics_interval
             self._stopping.wait(max(pause, min(PATIENCE * took, LONGEST_PAUSE)))
 
     def stop(self) -> None:
@@ -96,6 +104,7 @@ class Publisher:
     def text(self) -> str:
         """Return all metrics: what is counted as it is now, all else as it was collected last."""
         samples = self._tally.samples(connected=self._connected())
+        samples += metrics.of_settings(self._reconciles(), self._settings.metrics_interval)
         return text_of(FAMILIES, [*samples, *self._collected])
 
     def _collect(self, settings: Settings) -> None:
@@ -125,13 +134,21 @@ class Publisher:
         return [metrics.of_store(usable=True), *metrics.of_host(parents, rows, failures)]
 
     def _write(self, path: str) -> None:
-        """Write the textfile in place of the old one; nothing if its folder is not there."""
-        if not _has_folder(path):
-            return
+        """Write the textfile in place of the old one; nothing if its folder is not there.
+
+        One under another name, from before the settings were changed, is removed: node_exporter
+        would go on to show it.
+        """
         temporary = f"{path}.new"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._writing:
             if self._stopping.is_set():
+                return
+            if self._written not in ("", path):
+                old, self._written = self._written, ""
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(old)
+            if not _has_folder(path):
                 return
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(temporary)
@@ -146,6 +163,17 @@ class Publisher:
         if cause and cause != self._told:
             self._log.event("metrics-failed", f"metrics: {cause}", level="warning")
         self._told = cause
+
+
+def _cause(error: OSError, path: str) -> str:
+    """Return why the textfile can't be written, and what helps against its unit's ProtectSystem."""
+    cause = f"{error.filename or path}: {error.strerror}"
+    if error.errno != errno.EROFS:
+        return cause
+    folder = os.path.dirname(error.filename or path)
+    if folder == os.path.dirname(Settings().metrics_textfile):
+        return f"{cause}; if the folder is newer than vgpu-hookd, run: {RESTART}"
+    return f"{cause}; run: systemctl edit vgpu-hookd (ReadWritePaths={folder}), then: {RESTART}"
 
 
 def _has_folder(path: str) -> bool:

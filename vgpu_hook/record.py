@@ -9,40 +9,45 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib.metadata
-import json
 import os
 import platform
-import subprocess
 import sys
 import time
-import urllib.parse
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple, TypeVar
 
-from vgpu_hook import __version__, bounded, bundle, config, domain, reduced, snapshot, store_dump
+from vgpu_hook import (
+    __version__,
+    addresses,
+    bounded,
+    bundle,
+    config,
+    domain,
+    journal,
+    reduced,
+    snapshot,
+    store_dump,
+)
+from vgpu_hook.addresses import Hider
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.config import Settings
 from vgpu_hook.database import now
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.model import FRAMEWORK, Domain, VgpuError, one_line
-from vgpu_hook.redaction import Names
-from vgpu_hook.snapshot import Entries, Entry
+from vgpu_hook.redaction import Names, named_in
+from vgpu_hook.snapshot import Entries, Entry, Snapshot
+
+T = TypeVar("T")
 
 KERNEL_SHARE = 2
 """Of a hook's deadline, for reading the kernel's files: nobody waits for this as libvirt does."""
 
 LIBVIRT_WAIT = 30.0
-JOURNAL_WAIT = 20.0
 """Seconds."""
 
-JOURNAL_MOST = 2000
-"""Lines of the journal, the newest."""
-
-JOURNAL_FIELDS = (
-    *("__REALTIME_TIMESTAMP", "_BOOT_ID", "_PID", "MESSAGE", "MESSAGE_ID", "PRIORITY"),
-    *("VGPU_DOMAIN_UUID", "VGPU_DOMAIN_NAME", "VGPU_SLOT", "VGPU_DEVICE", "VGPU_PARENT"),
-    "VGPU_OPERATION",
-)
 LIBRARIES = ("libvirt-python", "lxml", "pydantic", "structlog")
+NO_VERSIONS: dict[str, Any] = {"vgpu-hook": __version__, "kernel": ""}
 BY_DEFAULT = "vgpu-hook-record-%Y%m%dT%H%M%SZ.tar.gz"
 
 
@@ -77,11 +82,11 @@ class Asked(NamedTuple):
 class Recorded(NamedTuple):
     """All parts of a bundle, before anything is renamed."""
 
-    settings: dict[str, Any]
+    settings: Settings
     store: store_dump.Dump | None
     kernel: Entries
     asked: Asked | None
-    journal: list[dict[str, str]]
+    journal: list[journal.Line]
     versions: dict[str, Any]
     problems: list[str]
 
@@ -91,13 +96,18 @@ def record(arguments: argparse.Namespace) -> int:
     path = arguments.output or time.strftime(BY_DEFAULT, time.gmtime())
     if os.path.lexists(path) and not arguments.force:
         raise VgpuError(f"{path} exists already", "name another file, or use --force")
-    found = _gather(arguments.connect)
-    names = _names(found) if arguments.redact_names else None
+    asked = _gather(arguments.connect)
+    hide = Hider((asked.settings.uri, arguments.connect), (os.uname().nodename,))
+    names = _names(asked, hide) if arguments.redact_names else None
+    found = asked if names is not None else _hidden(asked, hide)
     parts, entries = _parts(found, names)
     for droppable in ("journal.json", "store.json"):
         if bundle.size(parts, entries) > bundle.MOST:
             parts[droppable] = bundle.as_json(None)
-            found.problems.append(f"{droppable} was left out: the file would be too large")
+            problem = f"{droppable} was left out: the file would be too large"
+            asked.problems.append(problem)
+            if found is not asked:
+                found.problems.append(problem)
     if bundle.size(parts, entries) > bundle.MOST:
         raise VgpuError(
             f"what is to be recorded is larger than {bundle.MOST >> 20} MiB", "report this as a bug"
@@ -111,41 +121,69 @@ def record(arguments: argparse.Namespace) -> int:
     }
     data = bundle.pack({**parts, "manifest.json": bundle.as_json(manifest)}, entries)
     bundle.write(path, data, overwrite=arguments.force)
-    for problem in found.problems:
+    for problem in asked.problems:
         print(f"warning: not recorded: {one_line(problem)}", file=sys.stderr)
-    print(
-        f"Recorded in {path} ({len(data) // 1024 + 1} KiB). See docs/record.md for what is in it."
-    )
+    size = f"{len(data) // 1024 + 1} KiB"
+    print(f"Recorded in {one_line(path)} ({size}). See docs/record.md for what is in it.")
     return 0
 
 
 def _gather(uri: str) -> Recorded:
     """Ask everyone. What fails is one of the problems."""
     problems: list[str] = []
-    settings = Settings()
-    try:
-        settings = config.load()
-    except VgpuError as error:
-        problems.append(f"the settings are the defaults: {error}")
-    store = asked = None
-    try:
-        store = store_dump.dump(settings.state)
-    except VgpuError as error:
-        problems.append(f"the store: {error}")
-    kernel = snapshot.take(settings.roots, Deadline(settings.hook_deadline * KERNEL_SHARE))
+
+    def ask(what: str, call: Callable[[], T], otherwise: T) -> T:
+        try:
+            return call()
+        except VgpuError as error:
+            problems.append(f"{what}: {error}")
+        except Exception as error:  # noqa: BLE001 - what nobody has thought of keeps nothing else out
+            problems.append(f"{what}: internal error: {type(error).__name__}: {error}")
+        return otherwise
+
+    settings = ask("the settings are the defaults", config.load, Settings())
+    store = ask("the store", partial(store_dump.dump, settings.state), None)
+    patience = Deadline(settings.hook_deadline * KERNEL_SHARE)
+    nothing = Snapshot({}, ())
+    kernel = ask("the kernel's files", partial(snapshot.take, settings.roots, patience), nothing)
     problems += kernel.problems
-    try:
-        wait = Deadline(LIBVIRT_WAIT)
-        asked = bounded.run(_ask_libvirt, uri, deadline=wait, doing="asking libvirt")
-    except VgpuError as error:
-        problems.append(f"the domains: {error}")
-    journal: list[dict[str, str]] = []
-    try:
-        journal = _journal(settings)
-    except VgpuError as error:
-        problems.append(f"the journal: {error}")
-    plain = _plain_settings(settings)
-    return Recorded(plain, store, kernel.entries, asked, journal, _versions(asked), problems)
+    wait = Deadline(LIBVIRT_WAIT)
+    asking = partial(bounded.run, _ask_libvirt, uri, deadline=wait, doing="asking libvirt")
+    asked: Asked | None = ask("the domains", asking, None)
+    no_lines: list[journal.Line] = []
+    lines = ask("the journal", partial(journal.newest, settings.roots.journal), no_lines)
+    versions = ask("the versions", partial(_versions, asked), NO_VERSIONS)
+    return Recorded(settings, store, kernel.entries, asked, lines, versions, problems)
+
+
+def _hidden(found: Recorded, hide: Hider) -> Recorded:
+    """Return it without the host's addresses and name, which messages may quote."""
+    store, asked = found.store, found.asked
+    if store is not None:
+        tables = {name: _without(hide, table) for name, table in store["tables"].items()}
+        store = {**store, "tables": tables}
+    if asked is not None:
+        domains = [seen._replace(problem=hide.text(seen.problem)) for seen in asked.domains]
+        asked = asked._replace(domains=domains)
+    lines = [
+        {key: hide.text(text) if key == "MESSAGE" else text for key, text in line.items()}
+        for line in found.journal
+    ]
+    problems = [hide.text(problem) for problem in found.problems]
+    return found._replace(store=store, asked=asked, journal=lines, problems=problems)
+
+
+def _without(hide: Hider, table: dict[str, Any]) -> dict[str, Any]:
+    """Hide in the columns of a table that hold messages."""
+    messages = [column in ("detail", "reason") for column in table["columns"]]
+    rows = [
+        [
+            hide.text(value) if message and isinstance(value, str) else value
+            for message, value in zip(messages, row, strict=True)
+        ]
+        for row in table["rows"]
+    ]
+    return {**table, "rows": rows}
 
 
 def _ask_libvirt(uri: str) -> Asked:
@@ -174,28 +212,6 @@ def _seen(libvirt: Libvirt, domain_uuid: str, name: str, active: bool) -> Seen:
     return seen
 
 
-def _journal(settings: Settings) -> list[dict[str, str]]:
-    """Return the newest lines of vgpu-hook in the journal; none if there is no journal."""
-    if not os.path.exists(settings.roots.journal):
-        return []
-    command = ["journalctl", "--identifier=vgpu-hook", f"--lines={JOURNAL_MOST}", "--output=json"]
-    try:
-        done = subprocess.run(
-            [*command, "--no-pager", "--quiet"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=JOURNAL_WAIT,
-            check=True,
-        )
-        lines = [json.loads(line) for line in done.stdout.splitlines()]
-    except (OSError, subprocess.SubprocessError, ValueError) as error:
-        raise VgpuError(f"journalctl: {error}") from None
-    return [
-        {key: line[key] for key in JOURNAL_FIELDS if isinstance(line.get(key), str)}
-        for line in lines
-    ]
-
-
 def _versions(asked: Asked | None) -> dict[str, Any]:
     libraries = {}
     for name in LIBRARIES:
@@ -221,49 +237,59 @@ def _versions(asked: Asked | None) -> dict[str, Any]:
 
 
 def _plain_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings as JSON has them, without what may hold a password."""
-    uri = urllib.parse.urlsplit(settings.uri)
+    """Return the settings as JSON has them, without passwords and addresses."""
     return {
         **settings._asdict(),
         "roots": settings.roots._asdict(),
         "unused_gpus": sorted(settings.unused_gpus),
-        "uri": f"{uri.scheme}://{uri.path}",
-        "boot_commands": [command[:1] for command in settings.boot_commands],
+        "uri": addresses.plain_uri(settings.uri),
+        "boot_commands": [
+            [os.path.basename(c) for c in command[:1]] for command in settings.boot_commands
+        ],
+        "metrics_listen": settings.metrics_listen is not None,
     }
 
 
-def _names(found: Recorded) -> Names:
-    """Return new names for all domains that are known to libvirt or to the store."""
+def _names(found: Recorded, hide: Hider) -> Names:
+    """Return new names for all domains that libvirt, the store or a message knows."""
     domains: set[tuple[str, str]] = set()
     slots: set[tuple[str, str]] = set()
+    texts = list(found.problems)
+    for line in found.journal:
+        domains.add((line.get("VGPU_DOMAIN_UUID", ""), line.get("VGPU_DOMAIN_NAME", "")))
+        texts.append(line.get("MESSAGE", ""))
     tables = found.store["tables"] if found.store is not None else {}
     for table in tables.values():
         for row in table["rows"]:
-            values = dict(zip(table["columns"], row, strict=True))
-            domain_uuid = values.get("domain_uuid") or values.get("uuid")
+            pairs = zip(table["columns"], row, strict=True)
+            values = {column: value for column, value in pairs if isinstance(value, str)}
+            domain_uuid = values.get("domain_uuid") or values.get("uuid") or ""
+            name = values.get("domain_name") or (domain_uuid and values.get("name")) or ""
+            domains.add((domain_uuid, name))
+            texts += [values[column] for column in ("detail", "reason") if column in values]
             if domain_uuid:
-                domains.add((domain_uuid, values.get("domain_name") or values.get("name") or ""))
                 slots.add((domain_uuid, values.get("slot") or "0"))
+    domains |= {("", name) for text in texts for name in named_in(text)}
     for seen in found.asked.domains if found.asked is not None else ():
         domains.add((seen.uuid, seen.name))
         for subject in (seen.definition, seen.live):
             if subject is not None:
                 slots |= {(seen.uuid, request.slot) for request in subject.request}
                 slots |= {(seen.uuid, h.slot) for h in subject.hostdevs if h.slot is not None}
-    return Names(domains, slots)
+    return Names(domains, slots, hide.text)
 
 
 def _parts(found: Recorded, names: Names | None) -> tuple[dict[str, bytes], Entries]:
     """Return the parts by their names in the bundle, and the kernel's files; renamed if asked."""
-    store, settings, journal = found.store, found.settings, found.journal
+    store, settings, lines = found.store, _plain_settings(found.settings), found.journal
     entries = found.kernel
     domains = found.asked.domains if found.asked is not None else []
     if names is not None:
         entries = {
-            names.uuids_in(path): Entry(entry.kind, names.uuids_in(entry.text), entry.error)
+            names.uuids_in(path): _renamed_entry(names, path, entry)
             for path, entry in entries.items()
         }
-        journal = [_renamed(names, line) for line in journal]
+        lines = [_renamed(names, line) for line in lines]
         settings = {key: _in_text(names, value) for key, value in settings.items()}
         if store is not None:
             store = {**store, "tables": _tables(names, store["tables"])}
@@ -278,7 +304,7 @@ def _parts(found: Recorded, names: Names | None) -> tuple[dict[str, bytes], Entr
                     parts[f"domains/{subject.uuid}.{kind}.xml"] = reduced.text_of(subject)
     parts |= {
         "domains.json": bundle.as_json({"listed": listed, "others": len(domains) - len(listed)}),
-        "journal.json": bundle.as_json(journal),
+        "journal.json": bundle.as_json(lines),
         "settings.json": bundle.as_json(settings),
         "store.json": bundle.as_json(store),
         "versions.json": bundle.as_json(found.versions),
@@ -303,7 +329,13 @@ def _tables(names: Names, tables: dict[str, Any]) -> dict[str, Any]:
     return {key: t if key in kept else names.table(t) for key, t in tables.items()}
 
 
-def _renamed(names: Names, line: dict[str, str]) -> dict[str, str]:
+def _renamed_entry(names: Names, path: str, entry: Entry) -> Entry:
+    """Rename in a file of the kernel; the name of a process may be made of a domain's."""
+    is_command = path.startswith("proc/") and path.endswith("/comm")
+    return entry._replace(text=(names.command if is_command else names.uuids_in)(entry.text))
+
+
+def _renamed(names: Names, line: journal.Line) -> journal.Line:
     """Rename in a line of the journal, whose boot id is in a form of its own."""
     name = "VGPU_DOMAIN_NAME"
     texts = {key: names.text(value) for key, value in line.items() if key != "_BOOT_ID"}

@@ -39,8 +39,18 @@ TYPE_FILES = ("name", "description", "device_api", "available_instances")
 DEVICE_LINKS = ("mdev_type", "iommu_group", "driver")
 MODULES = ("nvidia", "nvidia_vgpu_vfio", "mdev", "vfio", "vfio_pci", "i915", "kvmgt", "xe")
 
-HANDLE = re.compile(r".*vfio|/(vfio)?\d+( \(deleted\))?\Z")
-"""Links in /proc/<pid>/fd that may stand for a VFIO handle (vfio.py says how they may look)."""
+HANDLE = re.compile(
+    r"anon_inode:\[vfio[\w-]*\]\Z"
+    r"|(?P<folder>.*)"
+    r"(?P<end>(/vfio/(vfio|(noiommu-)?\d+)|/devices/vfio\d+)( \(deleted\))?)\Z"
+    r"|/(vfio|noiommu-)?\d+( \(deleted\))?\Z",
+    re.DOTALL,
+)
+"""Links in /proc/<pid>/fd that may stand for a VFIO handle: those that vfio.py compares."""
+
+USUAL = re.compile(r"(/dev)?(/vfio)?\Z")
+ELSEWHERE = "/elsewhere"
+"""Where a handle's file is says nothing if it is not /dev, and may name what is somebody's."""
 
 FILE_WAIT = 2.0
 """Seconds for one file, when all files of a GPU are read one by one."""
@@ -234,7 +244,8 @@ class _Reading:
             links = {
                 f"{handles}/{number}": self._target(f"{handles}/{number}") for number in numbers
             }
-            held = {path: entry for path, entry in links.items() if HANDLE.match(entry.text)}
+            shown = {path: _handle(entry) for path, entry in links.items()}
+            held = {path: entry for path, entry in shown.items() if entry is not None}
             if held:
                 self.file(f"proc/{pid}/comm")
                 self.found |= held
@@ -309,6 +320,14 @@ class _Reading:
 
 
 Part = Callable[[_Reading, str], None]
+
+
+def _handle(link: Entry) -> Entry | None:
+    """Return what is recorded of an open file; None if it is no VFIO handle."""
+    match = HANDLE.match(link.text)
+    if match is None or match["folder"] is None or USUAL.match(match["folder"]):
+        return link if match is not None else None
+    return link._replace(text=f"{ELSEWHERE}{match['end']}")
 
 
 def _error(error: KernelError | DeadlineExceeded) -> str:

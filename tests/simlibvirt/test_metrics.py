@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import os
+import shlex
 import socket
 import stat
 from collections.abc import Callable
@@ -12,6 +14,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse
 
 from tests.product import PATIENCE, Product
+from vgpu_hook.config import Settings
+from vgpu_hook.publishing import _cause
 
 from .simulation import Simulation
 from .test_daemon import settled
@@ -116,6 +120,59 @@ def test_without_the_folder_nothing_is_written_and_it_goes_when_the_daemon_does(
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_textfile_of_the_old_name_is_removed_and_a_broken_file_removes_none(
+    simulation: Simulation,
+) -> None:
+    product = configured(simulation)
+    simulation.start_daemon()
+    wait_for(product, "it is written", bool)
+    old, text = product.textfile, product.config.read_text()
+    product.set_config("[nonsense]\n")
+    old.unlink()
+    wait_for(product, "it is written all the same", bool)
+    product.textfile = old.with_name("other.prom")
+    product.set_config(text.replace(str(old), str(product.textfile)))
+    wait_for(product, "it is written there", bool)
+    assert os.listdir(old.parent) == [product.textfile.name]
+    product.set_config(text.replace(str(old), ""))
+    product.wait_for("none is left", lambda: os.listdir(old.parent) == [])
+
+
+READ_ONLY = "mount -t tmpfs -o ro none {folder} && exec {command}"
+
+
+def test_a_folder_that_is_read_only_is_told_with_what_helps(simulation: Simulation) -> None:
+    """As in the daemon's unit, if the folder was made after its start: EROFS, of a real mount."""
+    product = configured(simulation)
+    folder = product.textfile.parent
+    python = product.python
+    received = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    received.bind(str(product.state.parent / "no-journal"))
+    received.settimeout(PATIENCE)
+    words = " ".join(map(shlex.quote, [*python, "vgpu_hook.daemon"]))
+    script = READ_ONLY.format(folder=shlex.quote(str(folder)), command=words)
+    product.python = ["unshare", "--mount", "sh", "-c", script]  # and a word more: its $0
+    process = product.daemon()
+    try:
+        event = b""
+        while b"metrics: " not in event:
+            event = received.recv(1 << 16)
+    finally:
+        process.terminate()
+        process.wait(PATIENCE)
+        received.close()
+    told = next(line for line in event.decode().splitlines() if line.startswith("MESSAGE="))
+    assert told == (
+        f"MESSAGE=metrics: {product.textfile}.new: Read-only file system; run: systemctl edit"
+        f" vgpu-hookd (ReadWritePaths={folder}), then: systemctl restart vgpu-hookd"
+    )
+    default = Settings().metrics_textfile
+    assert _cause(OSError(errno.EROFS, "Read-only file system"), default) == (
+        f"{default}: Read-only file system; if the folder is newer than vgpu-hookd, run: systemctl"
+        " restart vgpu-hookd"
+    )
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 import stat
 import tarfile
@@ -17,6 +18,7 @@ from tests.domains import device_of, domain_xml, hostdev, pci_hostdev, uuid_of
 from tests.product import Product
 from tests.simhost import SimHost
 from tests.simhost.bundle import Bundle, read, restore_store, settings_of
+from vgpu_hook.model import one_line, shell_word
 
 from . import recorded
 from .errors import SimError
@@ -199,21 +201,68 @@ ABOVE = (
 OTHERS_METADATA = "<metadata><app:app xmlns:app='urn:app'>SECRET-token</app:app>"
 
 
-def test_what_else_is_in_a_domain_is_in_no_bundle(simulation: Simulation) -> None:
+SETTINGS = """
+[daemon]
+libvirt = 'qemu+ssh://SECRET-user@SECRET-kvm:22/system?keyfile=/SECRET'
+[boot]
+commands = [['/opt/SECRET-folder/set-up', '--token', 'SECRET-token']]
+"""
+MESSAGES = (
+    {"MESSAGE": "can't serve metrics on 192.0.2.7 port 9843: in use"},
+    {"MESSAGE": "can't connect to libvirt at qemu+ssh://SECRET-user@SECRET-kvm:22/system: no"},
+    {"MESSAGE": "ssh: could not resolve SECRET-kvm, nor 2001:db8::7"},
+    {"MESSAGE": "metrics.listen: 'SECRET-host:1' is no IP address"},
+    {"MESSAGE": "not ours", "_CMDLINE": "SECRET-arguments", "_HOSTNAME": "SECRET-name"},
+)
+
+
+def journal_of(
+    simulation: Simulation,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *lines: object,
+) -> None:
+    """Have a journalctl that prints these lines, and a journal."""
+    (simulation.product.state.parent / "no-journal").touch()
+    programs = folder / "programs"
+    programs.mkdir()
+    (programs / "lines").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    program = programs / "journalctl"
+    program.write_text(f"#!/bin/sh\nexec cat '{programs}/lines'\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+
+
+def test_what_else_is_in_a_domain_is_in_no_bundle(
+    simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Neither of one that asks for a vGPU, nor of any other."""
     for name, asked in (("asks", {"0": "mtty-1"}), ("plain", None)):
         text = domain_xml(name, asked).decode().replace("<memory", f"{ABOVE}<memory")
         text = text.replace("<metadata>", OTHERS_METADATA)
         text = text.replace("</devices>", "".join(SECRETS.values()) + "</devices>")
         simulation.qemu.start(simulation.libvirt.define(text))
-    path = bundle_of(simulation)
+    simulation.product.configure(extra=SETTINGS, metrics="listen = '192.0.2.7:9843'\n")
+    journal_of(simulation, tmp_path, monkeypatch, *MESSAGES)
+    path = tmp_path / "host.tar.gz"
+    done = simulation.command("record", "--output", str(path), "--connect", simulation.server.uri)
+    assert (done.status, done.err) == (0, "")
     data = gzip.decompress(path.read_bytes())
     assert b"SECRET" not in data
+    assert b"192.0.2" not in data
+    assert b"2001:db8" not in data
     assert b"52:54:00" not in data
     bundle = read(path)
     assert bundle.parts["domains"]["others"] == 1
     assert sorted(bundle.domains) == [f"{uuid_of('asks')}.{k}" for k in ("definition", "live")]
     assert "mtty-1" in bundle.domains[f"{uuid_of('asks')}.live"]
+    settings = bundle.parts["settings"]
+    assert settings["uri"] == "qemu+ssh:///system"
+    assert settings["metrics_listen"] is True
+    assert settings["boot_commands"] == [["set-up"]]
+    assert bundle.parts["journal"][0]["MESSAGE"] == (
+        "can't serve metrics on ADDRESS port 9843: in use"
+    )
 
 
 @pytest.mark.parametrize("case", on_each((CASES[3], CASES[6])), indirect=True)
@@ -243,6 +292,48 @@ def explained(product: Product, row: dict[str, Any]) -> list[Any]:
     value = product.json("explain", row["domain_name"])
     guards = [found["guard"]["action"] for found in value["assignments"]]
     return [guards, [entry["event"] for entry in value["history"]]]
+
+
+def test_names_that_only_the_journal_knows_are_gone_too(
+    simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a store that is broken and a libvirt that does not answer, nobody else knows them."""
+    product = simulation.product
+    product.state.mkdir(mode=0o700)
+    (product.state / "store.db").write_bytes(b"no store" * 1000)
+    simulation.libvirt.refuses = True
+    gone, odd = "gone-customer", "customer's \x07vm"
+    lines = (
+        {
+            "MESSAGE": f"domain {gone!r}: no; run: vgpu-hook release {gone}",
+            "VGPU_DOMAIN_UUID": uuid_of(gone),
+            "VGPU_DOMAIN_NAME": gone,
+        },
+        {
+            "MESSAGE": one_line(f"definition of {odd!r}; {shell_word(odd)}; {odd}"),
+            "VGPU_DOMAIN_NAME": list(odd.encode()),
+        },
+        {"MESSAGE": "0000:41:00.4 is in use by domain 'other-customer'"},
+        {"MESSAGE": "in use by qemu:third-cust (pid 7, /dev/vfio/7)", "_BOOT_ID": "0" * 32},
+        {"MESSAGE": "/srv/My customer/a.img: No such file"},
+        ["no line at all"],
+        {"MESSAGE": None, "VGPU_DOMAIN_NAME": ["twice", "customer"]},
+    )
+    journal_of(simulation, tmp_path, monkeypatch, *lines)
+    path = tmp_path / "host.tar.gz"
+    assert simulation.command("record", "-o", str(path), "--redact-names").status == 0
+    data = gzip.decompress(path.read_bytes()).decode()
+    assert uuid_of(gone) not in data
+    assert "cust" not in data
+    first, second, third, fourth, fifth, _ = read(path).parts["journal"]
+    name = first["VGPU_DOMAIN_NAME"]
+    assert re.fullmatch(r"domain-\d", name)
+    assert first["MESSAGE"] == f"domain '{name}': no; run: vgpu-hook release {name}"
+    other = second["VGPU_DOMAIN_NAME"]
+    assert re.sub("['\"]", "", second["MESSAGE"]) == f"definition of {other}; {other}; {other}"
+    assert third["MESSAGE"].endswith(" by domain 'domain-3'")
+    assert fourth["MESSAGE"] == "in use by qemu:domain-unknown (pid 7, /dev/vfio/7)"
+    assert re.fullmatch(r"/path-\d: No such file", fifth["MESSAGE"])
 
 
 # --- the file itself ---
@@ -324,6 +415,31 @@ def test_an_unusable_configuration_is_named(simulation: Simulation, tmp_path: Pa
     assert done.status == 0
     assert "the settings are the defaults: configuration" in done.err
     assert "nonsense" in done.err
+
+
+@pytest.mark.parametrize("uri", ["qemu+ssh://[host/system", "host", "", "://", "\\u0000"])
+def test_a_typing_mistake_in_the_uri_keeps_nothing_out(
+    simulation: Simulation, tmp_path: Path, uri: str
+) -> None:
+    simulation.product.configure(extra=f'[daemon]\nlibvirt = "{uri}"\n')
+    path = tmp_path / "host.tar.gz"
+    done = simulation.command("record", "-o", str(path), "--connect", simulation.server.uri)
+    assert (done.status, done.err) == (0, "")
+    assert "host" not in read(path).parts["settings"]["uri"]
+
+
+def test_what_nobody_has_thought_of_is_named_and_the_rest_recorded(
+    simulation: Simulation, tmp_path: Path
+) -> None:
+    """A path with a byte of 0: Python raises ValueError at its first use."""
+    text = simulation.product.config.read_text()
+    changed = re.sub(r"(?m)^state = .*", r'state = "/x\\u0000"', text)
+    simulation.product.set_config(changed)
+    path = tmp_path / "host.tar.gz"
+    done = simulation.command("record", "-o", str(path))
+    assert done.status == 0, done.err
+    assert done.err.startswith("warning: not recorded: the store: ")
+    assert "sys/class/mdev_bus/mtty" in read(path).entries
 
 
 def test_where_nothing_can_be_written_is_one_line(simulation: Simulation) -> None:

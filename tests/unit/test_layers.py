@@ -12,7 +12,7 @@ import pytest
 PACKAGE = Path(__file__).resolve().parents[2] / "vgpu_hook"
 FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = [
-    {"model", "protocol", "ranges", "exposition", "__init__"},
+    {"model", "protocol", "ranges", "exposition", "addresses", "__init__"},
     {"bounded", "folders", "sysfs", "request", "database", "log", "admission", "hostdevs"},
     {"domain", "store_domains", "store_devices", "workers"},
     {"store", "definitions"},
@@ -21,7 +21,7 @@ LAYERS = [
     {"guard", "frameworks.handles", "frameworks.gpus", "stores"},
     {"frameworks.mdev", "frameworks.vendor_vfio", "planning", "refusals"},
     {"host", "catalogue"},
-    {"creation", "arrival", "snapshot", "reduced", "redaction", "store_dump"},
+    {"creation", "arrival", "snapshot", "reduced", "redaction", "store_dump", "journal"},
     {"lifecycle"},
     {"hook"},
     {"operations"},

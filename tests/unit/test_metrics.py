@@ -60,7 +60,8 @@ def everything() -> str:
     parents = (parent(VFS[0], carries=True), parent(VFS[1], carries=True), parent(VFS[2]))
     rows = [row(VFS[0], "retained")]
     host = metrics.of_host(parents, rows, [failure("a"), failure("b")])
-    samples = [*tally.samples(connected=True), *host, metrics.of_store(usable=True)]
+    both = [metrics.of_store(usable=True), *metrics.of_settings(60, 30)]
+    samples = [*tally.samples(connected=True), *host, *both]
     return text_of(FAMILIES, samples)
 
 
