@@ -20,14 +20,15 @@ device's own handle, closes its group, and has another group open.
 from __future__ import annotations
 
 import os
+import re
 
 from vgpu_hook import sysfs
 from vgpu_hook.model import Holder
 
 ANONYMOUS = "anon_inode:[vfio-device]"
 VFIO = "vfio"
-GROUP_FOLDER = "/vfio/"
-CONTAINER = "/vfio/vfio"
+GROUP_OR_DEVICE = re.compile(r".*/vfio/(?:(?:noiommu-)?[0-9]+|devices/vfio[0-9]+)")
+"""Not /dev/vfio/vfio: whoever has that has no device by it."""
 DELETED = " (deleted)"
 
 
@@ -75,6 +76,6 @@ def _held(folder: str, ends: tuple[str, ...]) -> str | None:
             return target
         if path == ANONYMOUS:
             anonymous = True
-        elif GROUP_FOLDER in path and not path.endswith(CONTAINER):
+        elif GROUP_OR_DEVICE.fullmatch(path):
             told_apart = True
     return ANONYMOUS if anonymous and not told_apart else None

@@ -143,15 +143,26 @@ def test_other_devices_of_the_same_name_are_no_handles(product: Product) -> None
     assert product.sim.devices() == []
 
 
-def test_a_device_handle_that_cannot_be_told_apart_counts(product: Product) -> None:
+@pytest.mark.parametrize("besides", ["", "/dev/vfio/vfio", "/home/x/vfio/notes", "/x/vfio/7.log"])
+def test_a_device_handle_that_cannot_be_told_apart_counts(product: Product, besides: str) -> None:
     xml = domain_xml("a", {"0": "mtty-1"})
     product.hook("a", "prepare", xml)
-    product.sim.add_process(4242, "odd", "anon_inode:[vfio-device]")
+    product.sim.add_process(4242, "odd", *filter(None, [besides, "anon_inode:[vfio-device]"]))
     product.hook("a", "stopped", xml)
     assert len(product.sim.devices()) == 1
     product.sim.drop(4242)
-    product.sim.add_process(4243, "other-vm", "/dev/vfio/99", "anon_inode:[vfio-device]")
     product.hook("a", "release", xml)
+    assert product.sim.devices() == []
+
+
+@pytest.mark.parametrize("by", ["/dev/vfio/99", "/vfio/noiommu-99", "/dev/vfio/devices/vfio99"])
+def test_a_device_handle_beside_that_of_another_device_is_that_ones(
+    product: Product, by: str
+) -> None:
+    xml = domain_xml("a", {"0": "mtty-1"})
+    product.hook("a", "prepare", xml)
+    product.sim.add_process(4243, "other-vm", by, "anon_inode:[vfio-device]")
+    product.hook("a", "stopped", xml)
     assert product.sim.devices() == []
 
 
