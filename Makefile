@@ -6,7 +6,7 @@ SCRIPTS := hooks/qemu packaging/place-hook tests/setup.sh .ci/run packaging/comp
 	$(wildcard packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
 	$(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
-.PHONY: help demo test check lint unit quick simulated proof packages libvirt testhost simhost soak fuzz \
+.PHONY: help demo test check lint unit quick simulated proof packages libvirt testhost installed simhost soak fuzz \
 	mutations bench rules docs deb rpm dist setup clean
 
 help:  ## Show this list
@@ -50,13 +50,16 @@ libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its
 testhost: setup  ## Tests on a real kernel, in a VM
 	$(PYTEST) --numprocesses 2 --dist loadfile tests/testhost
 
+installed: setup  ## The package on fresh hosts of Debian 12 and 13 while VMs run (an hour at first)
+	$(PYTEST) -v tests/installed
+
 HOST ?= nvidia-two-t4
 simhost: setup  ## A shell on a simulated host, without a GPU: make simhost HOST=l40s
 	$(PYTHON) -m tests.simhost $(HOST)
 
 soak: setup  ## Long runs: hours on the simulated host, then on the test host
 	CRASH_POINTS=all $(PYTEST) --numprocesses 2 tests/soak/test_model.py tests/crash tests/soak/test_crash.py
-	$(PYTEST) --ignore tests/soak/test_model.py --ignore tests/soak/test_crash.py tests/soak
+	$(PYTEST) --ignore tests/soak/test_model.py --ignore tests/soak/test_crash.py tests/soak tests/installed
 
 FUZZ_SECONDS ?= 600
 fuzz: setup  ## Anything on the hook's stdin, for FUZZ_SECONDS (ten minutes)

@@ -12,13 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.domains import uuid_of
-from tests.testbed.demo import Demo
-from tests.testbed.guests import domain_xml, mdev_hostdev
-from tests.testbed.host import IDLE_DISK, Host, build_package, write_disks
-from tests.testbed.plugin import Show
-from tests.testbed.recipe import TRIXIE
-from tests.testhost.kinds import FOREIGN, MdevKind
-from tests.testhost.packages import (
+from tests.installed.packages import (
     CHANGED,
     HOOK,
     Standing,
@@ -30,6 +24,12 @@ from tests.testhost.packages import (
     newer,
     standing,
 )
+from tests.testbed.demo import Demo
+from tests.testbed.guests import domain_xml, mdev_hostdev
+from tests.testbed.host import IDLE_DISK, Host, build_package, write_disks
+from tests.testbed.plugin import Show
+from tests.testbed.recipe import TRIXIE
+from tests.testhost.kinds import FOREIGN, MdevKind
 from tests.testhost.vms import assignments, define_request, query
 
 STATE = "/var/lib/vgpu-hook"
