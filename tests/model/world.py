@@ -157,9 +157,9 @@ class World:
                 self.libvirt.started(domain, xml, detail)
                 SEEN["VMs with a vGPU" if devices_of(xml) else "VMs without"] += 1
                 return True
-            for operation in after:
-                self.hook(domain, operation, xml, "failed")
-            if answer.status == 0 and after == STOP and not self.faults:
+            answers = [self.hook(domain, operation, xml, "failed") for operation in after]
+            done = answer.status == 0 and after == STOP and KILLED not in answers
+            if done and not self.faults:
                 self._must_have_gone(domain, xml)
             return False
 
