@@ -49,22 +49,6 @@ def test_mdevctl_82_a_file_that_is_not_there_is_named_with_its_path(product: Pro
     assert "/mtty-1/create: No such file or directory" in told
 
 
-def test_a_broken_store_keeps_none_of_the_hosts_commands_from_running(
-    product: Product, tmp_path: Path
-) -> None:
-    """Without them there are no VFs, for VMs that never asked us for anything either."""
-    product.state.mkdir(mode=0o700)
-    (product.state / "store.db").write_bytes(b"this is not a database" * 100)
-    tool, log = script(tmp_path, "sriov-manage", 0)
-    product.configure(extra=f"[boot]\ncommands = [['{tool}', \"\\u0000\"], ['{tool}', '-e']]\n")
-    answer = product.command("boot-gate")
-    assert answer.status == 1
-    assert f"done: {tool} -e\n" in answer.out
-    assert "embedded null byte" in answer.out
-    assert answer.err.startswith(f"error: store {product.state}/store.db")
-    assert log.read_text() == "sriov-manage -e\n"
-
-
 @pytest.mark.simhost("late-parent")
 def test_mdevctl_53_what_has_succeeded_is_not_done_again(product: Product, tmp_path: Path) -> None:
     """Neither while the gate waits for something else, nor when it is run again."""
