@@ -55,10 +55,10 @@ LIBVIRT_WAIT = 30.0
 """Seconds at least for what asks libvirt, which waits for other VMs' hooks meanwhile."""
 
 HANGS = (
-    "run: ps -eo pid,stat,etime,args | grep {hooks}/; then end the hook that has run too long, and"
-    " what it has started (pgrep -laP PID): kill PID; in state D it waits for a vGPU that is open:"
-    " power off the VM that has it, from inside. Do not restart libvirt while a write to `remove`"
-    " hangs: when it starts, it kills each running VM whose vGPU is gone from sysfs"
+    "run: ps -wweo pid,stat,etime,args | grep {hooks}/; then end the hook that has run too long,"
+    " and what it has started (pgrep -laP PID): kill PID; in state D it waits for a vGPU that is"
+    " open: power off the VM that has it, from inside. Do not restart libvirt while a write to"
+    " `remove` hangs: when it starts, it kills each running VM whose vGPU is gone from sysfs"
 )
 """Why such a write hangs: facts D4, G9. What libvirt does when it starts: facts A13."""
 
