@@ -17,7 +17,7 @@ import pytest
 
 from tests.asking import greeting
 from tests.domains import domain_xml
-from tests.product import PATIENCE, Product
+from tests.product import HOOK, PATIENCE, Product
 from tests.simulated.arrivals import noted
 from tests.simulated.daemons import NO_LIBVIRT, Daemon, connect, only_client
 from tests.simulated.kinds import Kind
@@ -124,6 +124,36 @@ def test_i3_a_restore_that_the_daemon_does_not_answer_is_refused_by_its_start(
     assert refused.status == 1
     assert noted(out) in refused.err
     assert kind.present() == {}
+
+
+SLOW_TO_END = """
+package Slow;
+our $slow = bless {};
+sub DESTROY { my $end = time + 4; 1 while time < $end }
+1;
+"""
+
+
+def test_i3_a_client_that_is_slow_to_end_is_not_killed_by_its_own_alarm(
+    product: Product, tmp_path: Path
+) -> None:
+    """Perl takes the signal's handler down before it has ended; the shell would tell of it."""
+    (tmp_path / "Slow.pm").write_text(SLOW_TO_END)
+    perl = tmp_path / "perl"
+    perl.write_text(f'#!/bin/sh\nexec /usr/bin/perl -I{tmp_path} -MSlow "$@"\n')
+    perl.chmod(0o755)
+    product.configure(deadline=1)
+    product.runtime.mkdir()
+    with socket.socket(socket.AF_UNIX) as mute:
+        mute.bind(str(product.runtime / "hook.sock"))
+        mute.listen()
+        program = ("env", f"VGPU_HOOK_PERL={perl}", str(HOOK))
+        call = product.popen("a", "stopped", domain_xml("a", {"0": "mtty-1"}), program=program)
+        peer, _ = mute.accept()
+        peer.sendall(protocol.greeting(time.monotonic(), 1))
+        assert call.communicate(timeout=PATIENCE) == (b"", b"")
+        peer.close()
+    assert call.returncode == 0
 
 
 @pytest.mark.parametrize(
