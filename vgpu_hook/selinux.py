@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 
+from vgpu_hook import sysfs
 from vgpu_hook.model import VgpuError
 from vgpu_hook.sysfs import Roots
 
@@ -20,22 +21,28 @@ ATTRIBUTE = "security.selinux"
 
 
 def hook_label(hook: str, module: str, roots: Roots) -> str:
-    """Return the label that the hook at this path has to have; empty where SELinux is off.
+    """Return the label that the hook at this path has to have; empty if it needs none.
 
-    Raises VgpuError if the policy has none, with the command that loads the module.
+    Raises VgpuError if a policy that is enforced has none, with the command that loads the module.
+    Debian without AppArmor has SELinux on, and neither a policy nor its tools.
     """
-    if not os.path.exists(os.path.join(roots.sysfs, "fs/selinux/enforce")):
+    enforce = sysfs.read_text(os.path.join(roots.sysfs, "fs/selinux/enforce"))
+    if enforce is None:
         return ""
     ask = ["matchpathcon", "-n", hook]
     try:
         done = subprocess.run(ask, capture_output=True, text=True, check=False)
     except FileNotFoundError:
+        if enforce == "0":
+            return ""
         raise VgpuError(
             "SELinux is on, and there is no matchpathcon, which tells the hook's label",
             "install libselinux-utils (Fedora) or selinux-utils (Debian)",
         ) from None
     label = done.stdout.strip()
     if f":{TYPE}:" not in f"{label}:":
+        if enforce == "0":
+            return ""
         said = label if done.returncode == 0 and label else done.stderr.strip() or "nothing"
         raise VgpuError(
             f"SELinux's policy has no label for {hook}, and would let no VM start with it"

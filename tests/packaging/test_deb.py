@@ -395,6 +395,18 @@ def test_where_selinux_is_the_hook_has_its_label_or_is_not_there(machine: Machin
     assert machine.shell('python3 -c "$1"', label) == f"{LABEL}\n"
 
 
+@pytest.mark.parametrize("policy", ["", "virt_hook_t"], ids=["none", "ours is not in it"])
+def test_where_selinux_forbids_nothing_the_hook_is_in_place(machine: Machine, policy: str) -> None:
+    """Debian without AppArmor has SELinux on, and neither a policy nor its tools."""
+    machine.shell(SELINUX, policy)
+    machine.shell("echo 0 >/sys/fs/selinux/enforce")
+    if not policy:
+        machine.shell("rm /usr/sbin/matchpathcon")
+    said = machine.install()
+    assert machine.mode(HOOK) == "-rwxr-xr-x"
+    assert ("before SELinux is enforced: semodule -i " in said) == bool(policy)
+
+
 def test_purge_says_what_it_leaves(machine: Machine) -> None:
     machine.install()
     machine.put(f"{STATE}/store.db", "a store")

@@ -327,6 +327,22 @@ def test_where_selinux_is_the_hook_has_its_label_or_is_not_there(
     assert done.stdout.splitlines()[-1] == repr(LABEL.encode() + b"\0")
 
 
+def test_where_selinux_forbids_nothing_the_hook_is_in_place(
+    environment: Environment, tmp_path: Path
+) -> None:
+    """Debian without AppArmor has SELinux on, and neither a policy nor its tools."""
+    script = SELINUX.replace("echo 1 >", "echo 0 >")
+    hook = f"{PYTHON} -I -B -m vgpu_hook install-hook"
+    for said in ("exit 1", "echo system_u:object_r:virt_hook_t:s0"):
+        done = environment.run(
+            "sh", "-ec", script, "sh", "sh", "-ec", f"{hook}; test -x /{HOOK}",
+            env={"PATH": f"{tmp_path}:/usr/sbin:/usr/bin:/sbin:/bin"},
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        (tmp_path / "matchpathcon").write_text(f"#!/bin/sh\n{said}\n")
+        (tmp_path / "matchpathcon").chmod(0o755)
+
+
 def test_where_selinux_is_without_its_tools_they_are_named(
     environment: Environment, tmp_path: Path
 ) -> None:
