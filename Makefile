@@ -3,7 +3,7 @@ SHELL := /bin/sh
 PYTHON := .venv/bin/python
 PYTEST := $(PYTHON) -m pytest
 SCRIPTS := hooks/qemu packaging/place-hook tests/setup.sh .ci/run packaging/completion/vgpu-hook \
-	$(wildcard packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
+	$(wildcard packaging/common.sh packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
 	$(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
 .PHONY: help demo test check lint unit quick simulated proof packages libvirt testhost installed simhost soak fuzz \

@@ -3,13 +3,8 @@
 # Needs no network. Prints the package's path, and the build's output if it fails.
 set -eu
 
-[ "$#" -eq 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
-mkdir -p "$1"
-outdir=$(cd "$1" && pwd)
-top=$(cd "$(dirname "$0")/../.." && pwd)
-# Debian's own Python, whatever virtual environment this is called from.
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
-unset VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# shellcheck source=packaging/common.sh
+. "$(dirname "$0")/../common.sh"
 
 if ! command -v git >/dev/null || ! command -v dpkg-buildpackage >/dev/null; then
     echo "$0: missing is one of: git dpkg-dev; run: apt-get install git dpkg-dev" >&2
@@ -21,29 +16,17 @@ if ! missing=$(cd "$top/packaging/deb" && dpkg-checkbuilddeps 2>&1); then
     exit 1
 fi
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+make_work
 
-# What git tracks or would track. A file that is deleted but still in the index
-# is left out.
 source=$work/vgpu-hook
 mkdir "$source"
 cd "$top"
-# shellcheck disable=SC2016 # $file is for the inner sh
-git ls-files -z --cached --others --exclude-standard |
-    xargs -0 sh -c 'for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done' sh |
-    tar -c --null --no-recursion -T - | tar -x -C "$source"
+copy_tree "$source"
 cp -r packaging/deb/debian "$source/debian"
 
 cd "$source"
 packaged=$(dpkg-parsechangelog -S Version)
-project=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-[ "$packaged" = "$project" ] || {
-    echo "$0: debian/changelog says $packaged, pyproject.toml says $project" >&2
-    exit 1
-}
+check_version debian/changelog "$packaged"
 if ! dpkg-buildpackage -b -us -uc >"$work/log" 2>&1; then
     cat "$work/log" >&2
     exit 1

@@ -4,13 +4,8 @@
 # Needs no network. Prints the packages' paths, and the build's output if it fails.
 set -eu
 
-[ "$#" -eq 1 ] || { echo "usage: $0 OUTDIR" >&2; exit 2; }
-mkdir -p "$1"
-outdir=$(cd "$1" && pwd)
-top=$(cd "$(dirname "$0")/../.." && pwd)
-# The distribution's own Python, whatever virtual environment this is called from.
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8
-unset VIRTUAL_ENV PYTHONPATH PYTHONHOME
+# shellcheck source=packaging/common.sh
+. "$(dirname "$0")/../common.sh"
 
 spec=packaging/rpm/vgpu-hook.spec
 fedora=
@@ -28,24 +23,14 @@ if ! command -v git >/dev/null || ! command -v rpmbuild >/dev/null ||
     exit 1
 fi
 
-work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
-trap 'exit 130' INT
-trap 'exit 143' TERM
+make_work
 
 cd "$top"
 version=$(sed -n 's/^Version: *//p' $spec)
-project=$(sed -n 's/^version = "\(.*\)"$/\1/p' pyproject.toml)
-[ "$version" = "$project" ] || {
-    echo "$0: $spec says $version, pyproject.toml says $project" >&2
-    exit 1
-}
+check_version $spec "$version"
 name=vgpu-hook-$version
 mkdir "$work/$name" "$work/SOURCES"
-# shellcheck disable=SC2016 # $file is for the inner sh
-git ls-files -z --cached --others --exclude-standard |
-    xargs -0 sh -c 'for file; do [ ! -e "$file" ] || printf "%s\0" "$file"; done' sh |
-    tar -c --null --no-recursion -T - | tar -x -C "$work/$name"
+copy_tree "$work/$name"
 tar -cz -f "$work/SOURCES/$name.tar.gz" -C "$work" "$name"
 rm -r "${work:?}/$name"
 
