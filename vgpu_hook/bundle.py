@@ -26,6 +26,13 @@ MOST = 64 << 20
 MODE = 0o600
 
 
+class FileExists(VgpuError):
+    """There is a file at that path, which was not to be overwritten."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(f"{path} exists already", "name another file, or use --force")
+
+
 def as_json(value: Any) -> bytes:
     """Return a part that is JSON, the same for the same value."""
     return json.dumps(value, indent=1, sort_keys=True).encode() + b"\n"
@@ -56,13 +63,26 @@ def size(parts: Mapping[str, bytes], entries: Entries) -> int:
     return texts + sum(len(data) + 1024 for data in parts.values())
 
 
+def write_unused(name: str, data: bytes) -> str:
+    """Write <name>.tar.gz, or <name>-2.tar.gz and so on if that exists; return which it is."""
+    number = 1
+    while True:
+        path = f"{name}-{number}.tar.gz" if number > 1 else f"{name}.tar.gz"
+        try:
+            write(path, data, overwrite=False)
+        except FileExists:
+            number += 1
+        else:
+            return path
+
+
 def write(path: str, data: bytes, *, overwrite: bool) -> None:
     """Write the file for its owner alone (mode 0600), whole or not at all. Raises VgpuError."""
     target = f"{path}.new-{os.getpid()}" if overwrite else path
     try:
         file = os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, MODE)
     except FileExistsError:
-        raise VgpuError(f"{target} exists already", "name another file, or use --force") from None
+        raise FileExists(target) from None
     except OSError as error:
         raise VgpuError(f"{target} can't be written: {error.strerror}") from error
     try:

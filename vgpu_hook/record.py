@@ -48,7 +48,7 @@ LIBVIRT_WAIT = 30.0
 
 LIBRARIES = ("libvirt-python", "lxml", "pydantic", "structlog")
 NO_VERSIONS: dict[str, Any] = {"vgpu-hook": __version__, "kernel": ""}
-BY_DEFAULT = "vgpu-hook-record-%Y%m%dT%H%M%SZ.tar.gz"
+BY_DEFAULT = "vgpu-hook-record-%Y%m%dT%H%M%SZ"
 
 
 class Seen(NamedTuple):
@@ -93,9 +93,9 @@ class Recorded(NamedTuple):
 
 def record(arguments: argparse.Namespace) -> int:
     """Write a bundle for a bug report."""
-    path = arguments.output or time.strftime(BY_DEFAULT, time.gmtime())
-    if os.path.lexists(path) and not arguments.force:
-        raise VgpuError(f"{path} exists already", "name another file, or use --force")
+    name, path = time.strftime(BY_DEFAULT, time.gmtime()), arguments.output
+    if path and os.path.lexists(path) and not arguments.force:
+        raise bundle.FileExists(path)
     asked = _gather(arguments.connect)
     hide = Hider((asked.settings.uri, arguments.connect), (os.uname().nodename,))
     names = _names(asked, hide) if arguments.redact_names else None
@@ -120,7 +120,10 @@ def record(arguments: argparse.Namespace) -> int:
         "problems": problems,
     }
     data = bundle.pack({**parts, "manifest.json": bundle.as_json(manifest)}, entries)
-    bundle.write(path, data, overwrite=arguments.force)
+    if path:
+        bundle.write(path, data, overwrite=arguments.force)
+    else:
+        path = bundle.write_unused(name, data)
     for problem in asked.problems:
         print(f"warning: not recorded: {one_line(problem)}", file=sys.stderr)
     size = f"{len(data) // 1024 + 1} KiB"

@@ -8,6 +8,7 @@ import os
 import re
 import stat
 import tarfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -351,6 +352,24 @@ def test_a_bundle_is_for_its_owner_and_overwrites_nothing(simulation: Simulation
     assert read(path).parts["manifest"]["format"] == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert sorted(path.parent.glob("host.tar.gz*")) == [path]
+
+
+def test_a_bundle_of_a_second_that_has_one_gets_another_name(
+    simulation: Simulation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    now = int(time.time())
+    for second in range(now, now + 600):  # whenever the command comes to it
+        name = time.strftime("vgpu-hook-record-%Y%m%dT%H%M%SZ", time.gmtime(second))
+        Path(f"{name}.tar.gz").write_text("the first of that second")
+    answer = simulation.command("record")
+    assert answer.status == 0, answer.err
+    (path,) = Path().glob("*Z-2.tar.gz")
+    assert f"Recorded in {path} " in answer.out
+    assert read(path).parts["manifest"]["format"] == 1
+    others = [other for other in Path().iterdir() if other != path]
+    assert {other.read_text() for other in others} == {"the first of that second"}
 
 
 def test_its_order_is_the_same_and_it_names_nobody(simulation: Simulation) -> None:
