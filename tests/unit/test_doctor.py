@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -408,10 +409,18 @@ def test_a_missing_module_is_a_finding_that_names_its_package(
     those = [f for f in found if f"No module named '{module}'" in f.text]
     assert {f.check for f in those} == checks
     assert {f.severity for f in those} == {"error"}
-    assert all(f"apt-get install python3-{module} " in f.fix for f in those)
+    pip = Path(sys.executable).with_name("pip")  # of the virtual environment that this runs in
+    assert pip.exists()
+    here = f"run: {pip} install {'libvirt-python' if module == 'libvirt' else module}"
+    there = f"run: apt-get install python3-{module} (Debian), or dnf install python3-{module} "
+    for f in those:  # the hook's Python is a file outside of any virtual environment
+        assert f.fix.startswith(there) if f.check == "hook-python" else f.fix == here
 
 
 def test_what_installs_a_module_is_what_our_packages_depend_on() -> None:
     control = (REPOSITORY / "packaging/deb/debian/control").read_text()
-    for name in package.MODULES.values():
+    project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
+    required = [re.split(r"\W* ?[<>=]", name)[0] for name in project["dependencies"]]
+    for name, on_pypi in package.MODULES.values():
         assert re.search(rf"^ {name}\b", control, re.MULTILINE)
+        assert on_pypi in required

@@ -14,6 +14,7 @@ import os
 import re
 import shlex
 import stat
+import sys
 from collections.abc import Callable
 
 from vgpu_hook import bounded, config
@@ -94,7 +95,9 @@ def _configuration() -> tuple[list[Finding], Settings]:
         report.error(path, text, error.hint)
     except ImportError as error:  # what reads a file that sets something
         text = f"it can't be read ({error}): starts with a vGPU are refused; looked further with"
-        report.error(path, f"{text} the defaults", package.missing(error.name or ""))
+        report.error(
+            path, f"{text} the defaults", package.missing(error.name or "", sys.executable)
+        )
     with contextlib.suppress(OSError):
         found = os.stat(path)
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
@@ -154,7 +157,9 @@ def _checked(function: str, situation: Situation) -> list[Finding]:
         check: Callable[[Situation], list[Finding]] = getattr(found, name)
         return check(situation)
     except ImportError as error:
-        raise VgpuError(f"it can't be made: {error}", package.missing(error.name or "")) from error
+        raise VgpuError(
+            f"it can't be made: {error}", package.missing(error.name or "", sys.executable)
+        ) from error
     except OSError as error:
         raise VgpuError(f"{error.filename or module}: {error.strerror}") from error
 
@@ -180,3 +185,7 @@ def _print(findings: list[Finding], how: str) -> None:
 
 def _count(findings: list[Finding], severity: str, check: str = "") -> int:
     return sum(f.severity == severity and check in ("", f.check) for f in findings)
+
+
+def _missing(error: ImportError) -> str:
+    return package.missing(error.name or "", sys.executable)

@@ -127,7 +127,7 @@ def python(situation: Situation) -> list[Finding]:
         cause = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
         text = f"it can't load vgpu_hook, so that a start with a vGPU is refused: {cause}"
         absent = NO_MODULE.search(cause)
-        report.error(program, text, package.missing(absent[1] if absent else ""))
+        report.error(program, text, package.missing(absent[1] if absent else "", program))
     elif version != __version__:
         folder = os.path.dirname(place)
         text = f"the hook runs vgpu-hook {version} from {folder}, this command is {__version__}"

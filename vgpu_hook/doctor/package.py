@@ -22,11 +22,11 @@ ASIDE = "/root/"
 NOT_INSTALLED = ("", "not-installed", "config-files")
 
 MODULES = {
-    "libvirt": "python3-libvirt",
-    "lxml": "python3-lxml",
-    "pydantic": "python3-pydantic",
+    "libvirt": ("python3-libvirt", "libvirt-python"),
+    "lxml": ("python3-lxml", "lxml"),
+    "pydantic": ("python3-pydantic", "pydantic"),
 }
-"""The packages of Debian, Ubuntu and Fedora, which have the same names."""
+"""The packages of Debian, Ubuntu and Fedora, which have the same names; and PyPI's."""
 
 
 def reinstall() -> str:
@@ -55,16 +55,16 @@ def restore(path: str) -> str:
     return f"run: {shlex.join(['mv', path, ASIDE])}; then {again}"
 
 
-def missing(module: str) -> str:
-    """Return what installs one of Python's modules that vgpu-hook needs."""
+def missing(module: str, python: str) -> str:
+    """Return what installs, for this Python, one of its modules that vgpu-hook needs."""
     name = module.partition(".")[0]
     if name not in MODULES:
         return reinstall()
-    package = MODULES[name]
-    return (
-        f"run: apt-get install {package} (Debian), or dnf install {package} (Fedora); in a virtual"
-        " environment: pip install vgpu-hook"
-    )
+    package, project = MODULES[name]
+    folder = os.path.dirname(python)
+    if os.path.exists(os.path.join(folder, os.pardir, "pyvenv.cfg")):
+        return f"run: {shlex.join([os.path.join(folder, 'pip'), 'install', project])}"
+    return f"run: apt-get install {package} (Debian), or dnf install {package} (Fedora)"
 
 
 def _asked(*command: str) -> str:
