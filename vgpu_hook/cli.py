@@ -181,6 +181,11 @@ def main(arguments: list[str] | None = None) -> int:
         return status
     except VgpuError as error:
         print(f"error: {error}", file=sys.stderr)
+    except ImportError as error:
+        from vgpu_hook.doctor import package
+
+        hint = package.missing(error.name or "", sys.executable)
+        print(f"error: {VgpuError(str(error), hint)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
     except BrokenPipeError:  # `vgpu-hook status | head`

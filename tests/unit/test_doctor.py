@@ -417,6 +417,38 @@ def test_a_missing_module_is_a_finding_that_names_its_package(
         assert f.fix.startswith(there) if f.check == "hook-python" else f.fix == here
 
 
+@pytest.mark.parametrize(
+    ("module", "command"),
+    [
+        ("libvirt", ["attach", "vm", "--profile", "mtty-1"]),
+        ("lxml", ["status"]),
+        ("pydantic", ["status"]),
+        ("libvirt", ["record"]),
+        ("lxml", ["boot-gate"]),
+    ],
+)
+def test_a_command_that_misses_a_module_says_which_and_what_installs_it(
+    tmp_path: Path, module: str, command: list[str]
+) -> None:
+    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')\n"
+    (tmp_path / f"{module}.py").write_text(absent)
+    config = tmp_path / "vgpu-hook.toml"
+    config.write_text(f"[paths]\nstate = '{tmp_path}/state'\nruntime = '{tmp_path}/run'\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "vgpu_hook", *command],
+        env={
+            **os.environ,
+            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
+            "VGPU_HOOK_CONFIG": str(config),
+        },
+        capture_output=True,
+        text=True,
+    )
+    advice = package.missing(module, sys.executable)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == f"error: No module named '{module}'; {advice}\n"
+
+
 def test_what_installs_a_module_is_what_our_packages_depend_on() -> None:
     control = (REPOSITORY / "packaging/deb/debian/control").read_text()
     project = tomllib.loads((REPOSITORY / "pyproject.toml").read_text())["project"]
