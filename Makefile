@@ -6,7 +6,7 @@ SCRIPTS := hooks/qemu packaging/place-hook tests/setup.sh .ci/run packaging/comp
 	$(wildcard packaging/common.sh packaging/*/build.sh packaging/deb/debian/*.p* packaging/deb/debian/tests/hook) \
 	$(wildcard tests/testbed/image/*.sh tests/simhost/tools/*)
 
-.PHONY: help demo test check lint unit quick simulated proof packages libvirt testhost installed simhost soak fuzz \
+.PHONY: help demo test check lint unit quick simulated proof packages libvirt hosts testhost installed simhost soak fuzz \
 	mutations bench rules docs deb rpm dist setup clean
 
 help:  ## Show this list
@@ -15,7 +15,9 @@ help:  ## Show this list
 demo: setup  ## Show the main job on a real kernel, in a VM
 	$(PYTHON) -m tests.testbed.demo
 
-test: lint unit simulated proof packages libvirt testhost  ## Everything that CI runs
+test: lint unit simulated proof packages  ## Everything that CI runs
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync=target libvirt hosts  # one CPU each
+	@$(MAKE) --no-print-directory testhost
 
 check: lint unit quick  ## The fast part: lint, types, unit tests, the simulated host's first ones
 
@@ -47,6 +49,9 @@ packages: setup  ## The packages, built, checked and installed; the docs, and ea
 libvirt: setup  ## Tests with the libvirtd of this machine, in namespaces of its own
 	$(PYTEST) tests/libvirt tests/simlibvirt
 
+hosts: setup  # what `testhost` would build first
+	$(PYTHON) -m tests.testbed build
+
 testhost: setup  ## Tests on a real kernel, in a VM
 	$(PYTEST) --numprocesses 2 --dist loadfile tests/testhost
 
@@ -59,6 +64,7 @@ simhost: setup  ## A shell on a simulated host, without a GPU: make simhost HOST
 
 soak: setup  ## Long runs: hours on the simulated host, then on the test host
 	CRASH_POINTS=all $(PYTEST) --numprocesses 2 tests/soak/test_model.py tests/crash tests/soak/test_crash.py
+	TESTHOST_KINDS=all $(PYTEST) --numprocesses 2 --dist loadfile tests/testhost
 	$(PYTEST) --ignore tests/soak/test_model.py --ignore tests/soak/test_crash.py tests/soak tests/installed
 
 FUZZ_SECONDS ?= 600

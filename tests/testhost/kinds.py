@@ -6,8 +6,11 @@ mdev: the sample driver mtty. vendor-vfio: two GPUs of four VFs each (tests/test
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
+
+import pytest
 
 from tests.domains import device_of, uuid_of
 from tests.testbed.gpu import plug_gpus
@@ -230,6 +233,22 @@ class VfKind(Kind):
 
 
 KINDS: dict[str, type[Kind]] = {"mdev": MdevKind, "vendor-vfio": VfKind}
+
+ALL = os.environ.get("TESTHOST_KINDS") == "all"
+"""Whether each test is done with both kinds: `make soak` has time for it."""
+
+
+def _usually(name: str) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize(
+        "kind", [*KINDS] if ALL else [name], indirect=True, scope="module"
+    )
+
+
+usually_mdev = _usually("mdev")
+usually_vf = _usually("vendor-vfio")
+"""For what hardly differs: `make test` does it with one kind, `make soak` with both."""
+
+only_mdev = pytest.mark.parametrize("kind", ["mdev"], indirect=True, scope="module")
 
 
 def _asking(

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import statistics
 
-import pytest
-
 from tests.domains import uuid_of
 from tests.testbed.gpu import enable_vfs
 from tests.testbed.guests import domain_xml, pci_hostdev
 from tests.testbed.host import IDLE_DISK, IMAGES, PROJECT
 from tests.testbed.plugin import Show
-from tests.testhost.kinds import Kind
+from tests.testhost.kinds import Kind, only_mdev, usually_mdev, usually_vf
 from tests.testhost.repeated import run_at_random
 from tests.testhost.vms import (
     assignments,
@@ -71,6 +69,7 @@ def test_r1_r2_a_defined_request_is_attached_and_plain_start_is_enough(
     assert len(times) == 20
 
 
+@usually_mdev
 def test_r8_a_clone_of_a_stopped_domain_gets_a_device_of_its_own(kind: Kind) -> None:
     host = kind.host
     define_request(host, "first", {"profile": kind.profile})
@@ -86,6 +85,7 @@ def test_r8_a_clone_of_a_stopped_domain_gets_a_device_of_its_own(kind: Kind) -> 
     assert kind.present() == []
 
 
+@usually_vf
 def test_r7_r8_a_clone_of_a_domain_with_a_retained_vgpu(kind: Kind) -> None:
     host = kind.host
     (device,) = kind.define("parent", kind.profile)
@@ -106,6 +106,7 @@ def test_r7_r8_a_clone_of_a_domain_with_a_retained_vgpu(kind: Kind) -> None:
     assert assignments(host) == []
 
 
+@usually_mdev
 def test_r9_after_a_snapshot_is_reverted_to_the_current_assignment_stands(kind: Kind) -> None:
     host = kind.host
     disk = f"{IMAGES}/snap.qcow2"
@@ -129,6 +130,7 @@ def test_r9_after_a_snapshot_is_reverted_to_the_current_assignment_stands(kind: 
     assert kind.present() == []
 
 
+@usually_vf
 def test_r1_r10_delete_killed_after_each_step_ends_the_same(kind: Kind) -> None:
     host = kind.host
     # virt-clone may have made it before.
@@ -172,6 +174,7 @@ def test_r1_r10_delete_killed_after_each_step_ends_the_same(kind: Kind) -> None:
     host.virsh("pool-destroy", "images")
 
 
+@usually_mdev
 def test_r13_an_unknown_kind_of_hostdev_is_refused_and_nothing_is_made(kind: Kind) -> None:
     host = kind.host
     host.run("systemctl stop vgpu-hookd.socket vgpu-hookd.service")  # it would mend it
@@ -192,6 +195,7 @@ def test_r13_an_unknown_kind_of_hostdev_is_refused_and_nothing_is_made(kind: Kin
     assert assignments(host) == []
 
 
+@usually_mdev
 def test_r12_a_late_event_does_not_touch_what_a_later_start_made(kind: Kind) -> None:
     """The daemon hears of the stop when the domain runs again; the hook did both without it."""
     host = kind.host
@@ -213,6 +217,7 @@ def test_r12_a_late_event_does_not_touch_what_a_later_start_made(kind: Kind) -> 
     assert kind.present() == []
 
 
+@usually_vf
 def test_vms_go_on_when_libvirtd_or_the_daemon_or_both_are_restarted(kind: Kind) -> None:
     host = kind.host
     devices = []
@@ -233,6 +238,7 @@ def test_vms_go_on_when_libvirtd_or_the_daemon_or_both_are_restarted(kind: Kind)
     assert kind.present() == []
 
 
+@usually_mdev
 def test_a_vgpu_is_plugged_into_and_out_of_a_running_vm(kind: Kind) -> None:
     host = kind.host
     host.define(
@@ -264,6 +270,7 @@ def test_a_vgpu_is_plugged_into_and_out_of_a_running_vm(kind: Kind) -> None:
     assert assignments(host) == []
 
 
+@usually_vf
 def test_managed_save_gives_the_vgpu_back_and_start_takes_one_again(kind: Kind) -> None:
     host = kind.host
     devices = kind.define("saved", kind.profile, movable=True)
@@ -279,12 +286,13 @@ def test_managed_save_gives_the_vgpu_back_and_start_takes_one_again(kind: Kind) 
     assert kind.present() == []
 
 
-@pytest.mark.parametrize("kind", ["mdev"], indirect=True, scope="module")
+@only_mdev
 def test_events_in_random_order_and_reconnects_end_in_agreement(kind: Kind) -> None:
     """VFs have twelve domains on eight instead: test_vfs.py. 200 events: tests/soak."""
     run_at_random(kind, events=20, reconnects=3)
 
 
+@usually_vf
 def test_r5_r14_i9_after_a_reboot_nothing_stale_counts_and_starts_work(kind: Kind) -> None:
     """Last in this module: it pulls the host's plug."""
     host = kind.host

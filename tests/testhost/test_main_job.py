@@ -10,7 +10,7 @@ import pytest
 from tests.domains import uuid_of
 from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, POWEROFF_DISK
-from tests.testhost.kinds import Kind
+from tests.testhost.kinds import Kind, usually_mdev, usually_vf
 from tests.testhost.repeated import start_and_destroy
 from tests.testhost.vms import assignments, let_go, qemu_pid, status
 
@@ -40,12 +40,14 @@ def test_attach_start_destroy(kind: Kind) -> None:
     assert assignments(host) == []
 
 
+@usually_vf
 def test_start_and_destroy_many_times_leaves_nothing(kind: Kind) -> None:
     """Fewer for VFs, since a start on one takes a quarter of a minute there: the IOMMU that QEMU
     needs for it is emulated too. 20 times: tests/soak."""
     start_and_destroy(kind, 8 if kind.name == "mdev" else 3)
 
 
+@usually_mdev
 def test_a_guest_that_shuts_itself_down_releases(kind: Kind) -> None:
     host = kind.host
     (device,) = kind.define("leaver", kind.other, disk=POWEROFF_DISK)
@@ -56,6 +58,7 @@ def test_a_guest_that_shuts_itself_down_releases(kind: Kind) -> None:
     assert assignments(host) == []
 
 
+@usually_vf
 def test_a_killed_qemu_releases(kind: Kind) -> None:
     host = kind.host
     kind.define("victim", kind.profile)
@@ -66,6 +69,7 @@ def test_a_killed_qemu_releases(kind: Kind) -> None:
     assert assignments(host) == []
 
 
+@usually_mdev
 def test_r11_the_second_vgpu_has_no_room_and_the_first_is_given_back(kind: Kind) -> None:
     host = kind.host
     first, _ = kind.define("two", kind.profile, kind.profile)
@@ -82,6 +86,7 @@ def test_r11_the_second_vgpu_has_no_room_and_the_first_is_given_back(kind: Kind)
     host.virsh("undefine", "two")
 
 
+@usually_vf
 def test_r8_a_clone_is_refused_while_the_original_runs_and_nothing_hangs(kind: Kind) -> None:
     """Facts G9: with the hook scripts in circulation this hangs libvirt."""
     host = kind.host
@@ -118,6 +123,7 @@ def test_r8_a_clone_is_refused_while_the_original_runs_and_nothing_hangs(kind: K
         host.run("systemctl start vgpu-hookd.socket vgpu-hookd.service")
 
 
+@usually_mdev
 def test_a_foreign_device_without_a_request_is_never_touched(kind: Kind) -> None:
     host = kind.host
     device, hostdev = kind.foreign()
@@ -137,6 +143,7 @@ def test_a_foreign_device_without_a_request_is_never_touched(kind: Kind) -> None
     host.virsh("undefine", "foreign")
 
 
+@usually_vf
 def test_capacity_exhausted_refuses_and_says_so(kind: Kind) -> None:
     host = kind.host
     (device,) = kind.define("late", kind.profile)
@@ -163,6 +170,7 @@ def test_capacity_exhausted_refuses_and_says_so(kind: Kind) -> None:
     assert assignments(host) == []
 
 
+@usually_vf
 def test_r3_r4_r6_a_device_that_somebody_holds_is_retained_and_recovered(kind: Kind) -> None:
     host = kind.host
     (device,) = kind.define("held", kind.profile)
@@ -190,6 +198,7 @@ def test_r3_r4_r6_a_device_that_somebody_holds_is_retained_and_recovered(kind: K
     assert assignments(host) == []
 
 
+@usually_mdev
 def test_r5_start_releases_what_was_retained(kind: Kind) -> None:
     host = kind.host
     (device,) = kind.define("again", kind.profile)
@@ -203,6 +212,7 @@ def test_r5_start_releases_what_was_retained(kind: Kind) -> None:
     assert kind.present() == []
 
 
+@usually_vf
 def test_refusals_and_releases_are_in_the_journal_with_their_fields(kind: Kind) -> None:
     host = kind.host
     (device,) = kind.define("logged", kind.profile)
@@ -213,6 +223,7 @@ def test_refusals_and_releases_are_in_the_journal_with_their_fields(kind: Kind) 
     assert len({entry["MESSAGE_ID"] for entry in entries}) == 2
 
 
+@usually_mdev
 def test_rendered_xml_starts_with_virsh_create(kind: Kind) -> None:
     host = kind.host
     asked = [{"profile": kind.profile}]
@@ -225,6 +236,7 @@ def test_rendered_xml_starts_with_virsh_create(kind: Kind) -> None:
     assert kind.present() == []
 
 
+@usually_mdev
 def test_r14_a_domain_without_a_request_starts_whatever_is_broken(kind: Kind) -> None:
     """Last in this module: it breaks the host."""
     host = kind.host

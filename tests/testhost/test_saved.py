@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import shlex
 
-import pytest
-
 from tests.domains import device_of, uuid_of
 from tests.testbed.guests import domain_xml
 from tests.testbed.host import IDLE_DISK, IMAGES
 from tests.testbed.plugin import Show
-from tests.testhost.kinds import FOREIGN, Kind, MdevKind
+from tests.testhost.kinds import FOREIGN, Kind, MdevKind, only_mdev, usually_mdev, usually_vf
 from tests.testhost.vms import assignments, definition_devices
 
 IMAGE = "/var/lib/libvirt/images/vm.save"
@@ -25,8 +23,6 @@ for before, after in zip(old, new):
 open(sys.argv[1], "wb").write(data)
 """
 """Gives a saved image another name and UUID, of the same length: its header counts bytes."""
-
-only_mdev = pytest.mark.parametrize("kind", ["mdev"], indirect=True, scope="module")
 
 
 def start(kind: Kind, name: str) -> str:
@@ -47,6 +43,7 @@ def end(kind: Kind, *names: str) -> None:
     assert assignments(kind.host) == []
 
 
+@usually_vf
 def test_r9_a_vm_comes_back_on_another_device_when_its_old_one_was_taken(kind: Kind) -> None:
     """For an mdev, whose UUID nobody else gets, the image is made to name what another has."""
     host = kind.host
@@ -80,6 +77,7 @@ def test_r9_a_vm_comes_back_on_another_device_when_its_old_one_was_taken(kind: K
     end(kind, "saved")
 
 
+@usually_mdev
 def test_r8_an_image_that_was_given_another_name_and_uuid_gets_a_device_of_its_own(
     kind: Kind, show: Show
 ) -> None:
@@ -109,6 +107,7 @@ def test_r8_an_image_that_was_given_another_name_and_uuid_gets_a_device_of_its_o
     end(kind, "parent")
 
 
+@usually_vf
 def test_r9_a_managed_save_of_another_profile_is_refused_with_the_way_out(
     kind: Kind, show: Show
 ) -> None:
