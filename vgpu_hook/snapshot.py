@@ -14,7 +14,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-from vgpu_hook import bounded, sysfs
+from vgpu_hook import bounded, sysfs, vfio
 from vgpu_hook.bounded import Deadline
 from vgpu_hook.frameworks.gpus import GPU_CLASSES
 from vgpu_hook.frameworks.mdev import UUID
@@ -235,15 +235,13 @@ class _Reading:
         for pid in self.names("proc"):
             if not pid.isdecimal():
                 continue
-            handles = f"proc/{pid}/fd"
             try:
-                numbers = self._ask(sysfs.entries, self._real(handles))
+                found = list(vfio.tables(f"proc/{pid}", self._listed))
             except (KernelError, DeadlineExceeded) as error:
-                self.found[handles] = Entry(FOLDER, error=_error(error))
+                self.found[f"proc/{pid}/fd"] = Entry(FOLDER, error=_error(error))
                 continue
-            links = {
-                f"{handles}/{number}": self._target(f"{handles}/{number}") for number in numbers
-            }
+            paths = [f"{folder}/{number}" for folder, numbers in found for number in numbers]
+            links = {path: self._target(path) for path in paths}
             shown = {path: _handle(entry) for path, entry in links.items()}
             held = {path: entry for path, entry in shown.items() if entry is not None}
             if held:
@@ -268,7 +266,7 @@ class _Reading:
         if not self._is_there(path):
             return []
         try:
-            found: list[str] = self._ask(sysfs.entries, self._real(path))
+            found = self._listed(path)
         except (KernelError, DeadlineExceeded) as error:
             self.found[path] = Entry(FOLDER, error=_error(error))
             return []
@@ -278,9 +276,12 @@ class _Reading:
     def names(self, path: str) -> list[str]:
         """Return the names in a folder, without noting it; none if it can't be read."""
         try:
-            found: list[str] = self._ask(sysfs.entries, self._real(path))
+            return self._listed(path)
         except (KernelError, DeadlineExceeded):
             return []
+
+    def _listed(self, path: str) -> list[str]:
+        found: list[str] = self._ask(sysfs.entries, self._real(path))
         return found
 
     def _keep(self, path: str, kind: str) -> None:

@@ -13,14 +13,16 @@ paths are compared by their ends.
 A process that has a VFIO device's own handle (anon_inode:[vfio-device]) and neither group
 nor character device open can't be told what it holds: it counts as a holder of any device.
 
-What it can't see: processes outside this PID namespace; and a process that keeps the
-device's own handle, closes its group, and has another group open.
+What it can't see: processes outside this PID namespace; a process that keeps the device's
+own handle, closes its group, and has another group open; and files of a thread that has a
+table of its own (unshare(2), CLONE_FILES) while the first thread lives.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Callable, Iterator
 
 from vgpu_hook import sysfs
 from vgpu_hook.model import Holder
@@ -43,7 +45,7 @@ def holders(proc: str, handles: tuple[str, ...]) -> tuple[Holder, ...]:
     for entry in sysfs.entries(proc):
         if not entry.isdecimal():
             continue
-        target = _held(f"{proc}/{entry}/fd", ends)
+        target = _held(f"{proc}/{entry}", ends)
         if target is not None:
             command = sysfs.read_text(os.path.join(proc, entry, "comm")) or "?"
             found.append(Holder(int(entry), command, target))
@@ -56,26 +58,43 @@ def _ends(handle: str) -> tuple[str, str]:
     return f"/{os.path.basename(folder)}/{name}", f"\0/{name}"
 
 
-def _held(folder: str, ends: tuple[str, ...]) -> str | None:
+def tables(process: str, names: Callable[[str], list[str]]) -> Iterator[tuple[str, list[str]]]:
+    """Yield the folders with a process's open files, and what is in them; `names` lists a folder.
+
+    A first thread that has exited shows none, while others, such as one that hangs in the kernel,
+    keep them open: then each thread's own are looked at. Kernel threads have none at all.
+    """
+    folder = f"{process}/fd"
+    numbers = names(folder)
+    if numbers:
+        yield folder, numbers
+        return
+    for thread in names(f"{process}/task"):
+        folder = f"{process}/task/{thread}/fd"
+        yield folder, names(folder)
+
+
+def _held(process: str, ends: tuple[str, ...]) -> str | None:
     """Return which handle is open among a process's that ends in one of the `ends`, if any.
 
     A host has a hundred thousand of them: one that can't matter costs little but the call.
     """
     anonymous = told_apart = False
     alone = tuple(end.removeprefix("\0") for end in ends if end.startswith("\0"))
-    for number in sysfs.entries(folder):
-        link = f"{folder}/{number}"
-        try:
-            target = os.readlink(link)
-        except OSError:
-            target = sysfs.link_target(link) or ""
-        if VFIO not in target and not target.startswith(alone):
-            continue
-        path = target.removesuffix(DELETED)
-        if f"\0{path}".endswith(ends):
-            return target
-        if path == ANONYMOUS:
-            anonymous = True
-        elif GROUP_OR_DEVICE.fullmatch(path):
-            told_apart = True
+    for folder, numbers in tables(process, sysfs.entries):
+        for number in numbers:
+            link = f"{folder}/{number}"
+            try:
+                target = os.readlink(link)
+            except OSError:
+                target = sysfs.link_target(link) or ""
+            if VFIO not in target and not target.startswith(alone):
+                continue
+            path = target.removesuffix(DELETED)
+            if f"\0{path}".endswith(ends):
+                return target
+            if path == ANONYMOUS:
+                anonymous = True
+            elif GROUP_OR_DEVICE.fullmatch(path):
+                told_apart = True
     return ANONYMOUS if anonymous and not told_apart else None
