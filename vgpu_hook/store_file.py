@@ -9,6 +9,7 @@ moves it away on request. What the rows mean is in store.py.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -269,13 +270,18 @@ def _create(state: str, path: str) -> None:
         os.close(os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         try:
             with contextlib.closing(sqlite3.connect(temporary)) as connection:
-                connection.execute("PRAGMA journal_mode = WAL")
                 for version, step in enumerate(_STEPS):
                     connection.executescript(_transaction(step, version + 1))
+                # Last: the end of a connection can't say that its log did not fit into the file.
+                connection.execute("PRAGMA journal_mode = WAL")
+            if os.path.lexists(f"{temporary}-wal"):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), temporary)
             with contextlib.suppress(FileExistsError):  # another process was first
                 os.link(temporary, path)
         finally:
-            os.unlink(temporary)
+            for suffix in ("", "-journal", "-wal", "-shm"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(temporary + suffix)
         folder = os.open(state, os.O_RDONLY)
         os.fsync(folder)
         os.close(folder)

@@ -17,6 +17,8 @@ from tests.crash.scenarios import NAME, SCENARIOS
 from tests.crash.world import World
 from tests.domains import domain_xml
 from tests.product import Product
+from vgpu_hook import store_file
+from vgpu_hook.model import StoreError
 
 Figure = Callable[[str, object], None]
 
@@ -105,6 +107,34 @@ def test_i4_r14_a_file_system_that_is_full(world: World, *, empty: bool) -> None
         assert product.hook(NAME, "prepare", xml) == (0, "", "")
         assert product.hook(NAME, "stopped", xml) == (0, "", "")
         assert (product.rows(), world.kind.present()) == before
+
+
+def opened_and_closed(state: Path) -> None:
+    store = store_file.open_store(str(state), "test", wait=5)
+    assert store is not None
+    store.close()
+
+
+def test_a_new_store_is_there_whole_or_not_at_all_however_little_room_there_is(
+    tmp_path: Path,
+) -> None:
+    """SQLite's own end of a connection can't say that its log did not fit into the file."""
+    refused = []
+    for size in range(24, 300, 12):  # KiB; less is no room for anything, more is enough
+        state = tmp_path / f"{size}"
+        state.mkdir()
+        with mounted("-t", "tmpfs", "-o", f"size={size}k,mode=700", "tmpfs", state):
+            try:
+                opened_and_closed(state)
+            except StoreError as error:
+                refused.append(str(error))
+            names = {path.name for path in state.iterdir()}
+            assert names <= {"store.db", "store.db-wal", "store.db-shm"}
+            subprocess.run(["mount", "-o", "remount,size=4m", state], check=True)
+            opened_and_closed(state)
+            assert store_file.check(str(state)) == []
+    assert refused
+    assert all("is the disk of" in text for text in refused)
 
 
 def test_i4_r14_a_file_system_that_is_read_only(world: World) -> None:
