@@ -42,19 +42,18 @@ REFUSED = "refused"
 def parse(text: bytes) -> Domain:
     """Return what a domain's XML says that matters here. Raises DomainXmlError."""
     root = _root(text)
-    name = root.findtext("name") or ""
-    if len(name.encode()) > LONGEST_NAME:
-        raise DomainXmlError(f"a domain's name can't be {len(name)} characters long")
-    try:
-        domain_uuid = str(uuid.UUID(root.findtext("uuid") or ""))
-    except ValueError:
-        raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
+    domain_uuid, name, *_ = _identity(root)
     found = tuple(hostdevs.read(element) for element in root.iterfind("devices/hostdev"))
     nodes, cpus = _pinning(root)
     request = _request(root, name)
     container = _container(root)
     refused = container.get(REFUSED, "") if container is not None else ""
     return Domain(domain_uuid, name, request, found, nodes, cpus, _marks(root, name), refused)
+
+
+def identity(text: bytes) -> Domain:
+    """Return whose XML it is and nothing else, whatever it asks for. Raises DomainXmlError."""
+    return _identity(_root(text))
 
 
 def is_attached(text: bytes, request: VgpuRequest, hostdev: Hostdev) -> bool:
@@ -201,6 +200,16 @@ def _root(text: bytes) -> Any:
     if root.tag != "domain":
         raise DomainXmlError(f"a <domain> was expected, not <{root.tag}>")
     return root
+
+
+def _identity(root: Any) -> Domain:
+    name = root.findtext("name") or ""
+    if len(name.encode()) > LONGEST_NAME:
+        raise DomainXmlError(f"a domain's name can't be {len(name)} characters long")
+    try:
+        return Domain(str(uuid.UUID(root.findtext("uuid") or "")), name, (), ())
+    except ValueError:
+        raise DomainXmlError(f"domain {name!r} has no valid <uuid>") from None
 
 
 def _text(root: Any) -> bytes:

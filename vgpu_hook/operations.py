@@ -83,7 +83,10 @@ def answer(
     plain = arguments[0][: domain.LONGEST_NAME]
     name = repr(plain)
     try:
-        return Answer(0, "", _serve(operation, _parsed(xml, seconds), xml, run, means))
+        # A stop gives back what is on record, whatever the VM asks for by now (R1).
+        read = domain.identity if operation in STOPS else domain.parse
+        subject = _unhurried(read, xml, seconds=seconds)
+        return Answer(0, "", _serve(operation, subject, xml, run, means))
     except VgpuError as error:
         text = str(error) if name in str(error) else f"domain {name}: {error}"
     except Exception as error:  # noqa: BLE001 - entry point: libvirt gets a line, no traceback
@@ -151,7 +154,8 @@ def in_child(arguments: tuple[str, ...], xml: bytes, spent: float, seconds: floa
 def restored_without_request(xml: bytes) -> Answer:
     """Return the answer to the restore of an image that has no request of ours."""
     try:
-        subject = _parsed(xml, config.hook_deadline(config.load) / 4)
+        wait = config.hook_deadline(config.load) / 4
+        subject = _unhurried(domain.parse, xml, seconds=wait)
     except VgpuError:
         return Answer(0)
     try:
@@ -187,10 +191,6 @@ def failure(operation: str, name: str, text: str, xml: bytes) -> Answer:
     return LetGoOn(0)
 
 
-def _parsed(xml: bytes, seconds: float) -> Domain:
-    return _unhurried(domain.parse, xml, seconds=seconds)
-
-
 def _unhurried(call: Callable[..., T], xml: bytes, *args: str, seconds: float) -> T:
     """Return `call(xml, *args)`; in a child that can be given up on if the XML may take long."""
     if len(xml) <= SMALL:
@@ -201,7 +201,7 @@ def _unhurried(call: Callable[..., T], xml: bytes, *args: str, seconds: float) -
 
 def _serve(operation: str, subject: Domain, xml: bytes, run: Run, means: Means) -> bytes:
     ours = subject.request or subject.refused or any(h.slot for h in subject.hostdevs)
-    if not ours:
+    if not ours and operation not in STOPS:
         if operation == RESTORE:
             _refuse_older_image(subject, means)
         return b""  # R14: not ours, whatever state we are in

@@ -56,6 +56,31 @@ def test_r3_r4_i6_a_failed_release_is_retained_and_tried_again(
     assert kind.present() == {}
 
 
+@pytest.mark.parametrize("operation", ["stopped", "release"])
+@pytest.mark.parametrize(
+    "request_now",
+    [
+        b'<vgpu:vgpu profile="x" typo="1"/>',
+        b'<vgpu:vgpu slot="0" profile="x"/><vgpu:vgpu slot="0" profile="x"/>',
+        b'<vgpu:vgpu profile=""/>',
+        b"",
+    ],
+    ids=["an unknown attribute", "a slot twice", "no profile", "nothing"],
+)
+def test_r1_r2_a_stop_gives_back_what_is_on_record_whatever_is_asked_for_by_now(
+    product: Product, kind: Kind, request_now: bytes, operation: str
+) -> None:
+    """`virsh metadata` changes the live XML of a running VM, and checks nothing."""
+    product.hook("a", "prepare", kind.xml("a"))
+    assert product.rows() == [("a", "0", "assigned")]
+    container = b'<vgpu:vgpus xmlns:vgpu="urn:vgpu-hook:domain:1">%s</vgpu:vgpus>' % request_now
+    now = domain_xml("a").replace(b"<devices", b"<metadata>%s</metadata><devices" % container, 1)
+    assert container in now
+    assert product.hook("a", operation, now) == (0, "", "")
+    assert product.rows() == []
+    assert kind.present() == {}
+
+
 def test_r5_start_releases_what_an_earlier_run_left(product: Product, kind: Kind) -> None:
     a = kind.xml("a")
     product.hook("a", "prepare", a)
