@@ -176,8 +176,8 @@ class Daemon:
             self._log.event("bad-config", status, level="error")
         notify(f"READY=1\nSTATUS={status}")
 
-    def _handle(self, libvirt: Libvirt, event: Event) -> None:
-        """Handle one event, in the worker; nothing that goes wrong ends it."""
+    def _handle(self, libvirt: Libvirt, event: Event) -> bool:
+        """Handle one event, in the worker; tell whether it was done. Nothing ends it."""
         self._busy_since = time.monotonic()
         done = False
         try:
@@ -195,6 +195,7 @@ class Daemon:
             self._tally.event(event.kind, done=done)
             if event.kind == events.RECONCILE and not done:
                 self._tally.reconcile_failed()
+        return done
 
     @contextlib.contextmanager
     def _listener(self) -> Iterator[Listener]:

@@ -94,7 +94,7 @@ class Source:
         self._callbacks: list[int] = []
 
     def run(self, handle: Any) -> None:
-        """Call `handle(libvirt, event)` for every event, until `stop`."""
+        """Call `handle(libvirt, event)` for every event, until `stop`; it tells what is done."""
         pause = FIRST_PAUSE
         while not self._stopping.is_set():
             begun = time.monotonic()
@@ -130,13 +130,17 @@ class Source:
         self._queue.put(Event(_STOP))
 
     def _serve(self, libvirt_: Libvirt, handle: Any) -> None:
+        undone = []
         while True:
             event = self._queue.get()
             with self._asking:
                 self._asked.discard(event.kind)
             if event.kind in (_CLOSED, _STOP):
                 break
-            handle(libvirt_, event)
+            if not handle(libvirt_, event) and event.kind == REVERTED:
+                undone.append(event)  # perhaps since libvirt has gone
+        for event in undone:
+            self._queue.put(event)
         self._number += 1  # what the old connection may still say is of no interest
         with contextlib.suppress(libvirt.libvirtError):  # it was lost
             for callback in self._callbacks:
@@ -145,13 +149,18 @@ class Source:
             libvirt_.connection.close()
 
     def _connect(self) -> Libvirt:
-        """Open and register; what was queued for an older connection is of no use."""
+        """Open and register; what was queued for an older connection is of no use, but for reverts:
+
+        a look at everything (RESYNC) would take what a snapshot has brought back for a wish (R9).
+        """
         libvirt_ = Libvirt(self._uri)
         connection = libvirt_.connection
+        kept = []
         while not self._queue.empty():
-            if self._queue.get().kind == _STOP:
-                self._queue.put(Event(_STOP))
-                break
+            kept.append(self._queue.get())
+        for event in kept:
+            if event.kind in (REVERTED, _STOP):
+                self._queue.put(event)
         with self._asking:
             self._asked.clear()
         number = self._number

@@ -132,7 +132,10 @@ class Listener:
         R8: an inherited device is replaced by one of the domain's own.
         R9: after a snapshot was reverted to, what the domain asked for before stands.
         What has just what it was given is in order, unless it is to be `planned_anew`.
+        R10: one that is being deleted is left alone; changed now, it could come back.
         """
+        if self._store.domains.deleting_since(domain_uuid) is not None:
+            return
         rows = self._store.of_domain(domain_uuid)
         known = self._store.domains.requests(domain_uuid)
         stands = (
@@ -149,9 +152,7 @@ class Listener:
         if not planned_anew and self._is_in_order(text, known, rows):
             return
         if libvirt.is_active(found):
-            for hostdev in hotplug.live(libvirt, found).hostdevs:
-                if hostdev.type == PCI and hostdev.slot is not None:
-                    self._planner.hold(domain_uuid, hostdev.slot, hostdev.address)
+            self._hold(domain_uuid, hotplug.live(libvirt, found))
         if libvirt.call(found, found.isPersistent):
             done = self._edit(libvirt, found, stands)
         else:
@@ -167,6 +168,12 @@ class Listener:
         surplus = frozenset(row.generation for row in rows if row.slot not in asked)
         if surplus and not libvirt.is_active(found):
             self._lifecycle_for().release_all(domain_uuid, surplus)
+
+    def _hold(self, domain_uuid: str, live: Domain) -> None:
+        """Plan with the VFs that a running domain has."""
+        for hostdev in live.hostdevs:
+            if hostdev.type == PCI and hostdev.slot is not None:
+                self._planner.hold(domain_uuid, hostdev.slot, hostdev.address)
 
     def _is_in_order(
         self, text: bytes, known: tuple[VgpuRequest, ...], rows: list[Assignment]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
+from contextlib import closing
 
 import libvirt
 import pytest
@@ -222,6 +224,21 @@ def test_delete_with_a_volume(daemon: Simulation) -> None:
     assert list(daemon.libvirt.volumes) == ["/images/b"]
     assert domain.uuid not in daemon.libvirt.domains
     assert daemon.product.sim.devices() == []
+
+
+def test_r10_a_definition_is_left_alone_while_its_domain_is_deleted(daemon: Simulation) -> None:
+    """libvirt would define it anew if it was undefined in that moment."""
+    domain = settled(daemon)
+    with closing(sqlite3.connect(daemon.product.state / "store.db")) as store, store:
+        store.execute("UPDATE domain SET deleting_since = '2026-01-01T00:00:00.000Z'")
+    daemon.libvirt.define(asks("a", "mtty-2"))
+    daemon.handled()
+    assert "<hostdev" not in str(domain.definition)
+    answer = daemon.command("delete", "a", "--cancel")
+    assert (answer.status, answer.err) == (0, "")
+    daemon.libvirt.define(asks("a", "mtty-2"))
+    daemon.handled()
+    assert daemon.vgpus(domain) == {"0": device_of(uuid_of("a"))}
 
 
 def plain_vm(daemon: Simulation, *, transient: bool) -> SimDomain:

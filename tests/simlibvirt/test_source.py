@@ -8,12 +8,13 @@ from typing import Any
 import libvirt
 import pytest
 
-from tests.domains import domain_xml
+from tests.domains import domain_xml, uuid_of
 from vgpu_hook import events
 from vgpu_hook.events import Event
 from vgpu_hook.log import JournalLog
 
 from .calls import connection
+from .facade import Connection
 from .state import SimLibvirt
 
 PATIENCE = 60
@@ -25,7 +26,11 @@ class Worker:
     def __init__(self, simulated: SimLibvirt) -> None:
         self.simulated = simulated
         self.got: list[Event] = []
+        self.fails: set[str] = set()
+        """Kinds of events that are not done."""
         self.busy = threading.Event()
+        self.again = threading.Event()
+        """Set when it has connected for a second time."""
         self.go_on = threading.Event()
         self.source = events.Source("qemu:///system", JournalLog("/nonexistent", "test"))
         self._thread = threading.Thread(target=self.source.run, args=(self._handle,))
@@ -40,14 +45,23 @@ class Worker:
         self.go_on.set()
         self._thread.join()
 
-    def _handle(self, libvirt_: Any, event: Event) -> None:
+    def _handle(self, libvirt_: Any, event: Event) -> bool:
         self.got.append(event)
         self.busy.set()
         assert self.go_on.wait(PATIENCE)
+        if [event.kind for event in self.got].count(events.RESYNC) > 1:
+            self.again.set()
+        return event.kind not in self.fails
 
 
 @pytest.fixture
-def simulated(monkeypatch: pytest.MonkeyPatch) -> SimLibvirt:
+def opened() -> list[Connection]:
+    """The connections that were made, the oldest first."""
+    return []
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch, opened: list[Connection]) -> SimLibvirt:
     """In the place of libvirtd; its events are delivered at once."""
     made = SimLibvirt()
     made.auto = True
@@ -55,6 +69,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> SimLibvirt:
     def connect(uri: str) -> Any:
         found = connection(made)
         made.listeners.append(found.happened)
+        opened.append(found)
         return found
 
     monkeypatch.setattr(libvirt, "open", connect)
@@ -84,3 +99,23 @@ def test_r9_a_revert_is_handled_before_what_else_would_look_at_the_definition(
         simulated.define(text)
         simulated.define(text, libvirt.VIR_DOMAIN_EVENT_DEFINED_FROM_SNAPSHOT)
     assert [event.kind for event in worker.got] == ["resync", "reverted", "defined", "defined"]
+
+
+@pytest.mark.parametrize("begun", [True, False], ids=["it failed", "it was not begun"])
+def test_r9_a_revert_that_was_not_handled_when_libvirt_went_is_handled_after_it(
+    simulated: SimLibvirt, opened: list[Connection], *, begun: bool
+) -> None:
+    """Before the look at everything, which would take what the snapshot has for a wish."""
+    text = domain_xml("a", {"0": "mtty-1"}).decode()
+    simulated.define(text)
+    with Worker(simulated) as worker:
+        worker.fails = {events.REVERTED} if begun else set()
+        if begun:
+            simulated.define(text, libvirt.VIR_DOMAIN_EVENT_DEFINED_FROM_SNAPSHOT)
+        opened[0].lost()
+        if not begun:
+            worker.source._queue.queue.append(Event(events.REVERTED, uuid_of("a")))
+        worker.go_on.set()
+        assert worker.again.wait(PATIENCE)
+    kinds = [event.kind for event in worker.got]
+    assert kinds == ["resync", *["reverted"] * begun, "reverted", "resync"]
