@@ -322,12 +322,19 @@ class World:
         self.sim.reset_writes()
 
     def _check_records(self, devices: dict[str, Device]) -> None:
-        """I6: what is there is on record, or not ours. I8: a device has one owner, a slot one."""
+        """I6: what is there is on record, or not ours. I8: a device has one owner, a slot one.
+
+        Beside it a slot may have one that could not be released: retained, or being tried again
+        when its hook was killed.
+        """
         boot = self.sim.state()["boot_id"]
         rows = self.driver.product.rows("device, boot_id, domain_uuid, slot, state")
         names = [row[0] for row in rows if row[1] == boot]
-        live = [row for row in rows if row[1] == boot and row[4] != "retained"]
-        slots = [(row[2], row[3]) for row in live]
+        slots = [
+            (row[2], row[3])
+            for row in rows
+            if row[1] == boot and row[4] in ("creating", "assigned")
+        ]
         if len(set(names)) < len(names) or len(set(slots)) < len(slots):
             raise Violation(f"I8 {rows}")
         ours = devices.keys() - self.foreign.keys() - self.unrecorded
