@@ -12,7 +12,7 @@ import os
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from vgpu_hook.model import ConfigError
+from vgpu_hook.model import ConfigError, denied_hint
 from vgpu_hook.sysfs import Roots
 
 if TYPE_CHECKING:
@@ -102,6 +102,9 @@ def _read(path: str, *, required: bool) -> str:
         if required:
             raise error(path, "there is no such file") from missing
         return ""
+    except PermissionError as failure:
+        told = f"configuration {path}: {failure.strerror}"
+        raise ConfigError(told, denied_hint(path)) from failure
     except OSError as failure:
         raise error(path, failure.strerror) from failure
     if len(data) > MAX_SIZE:

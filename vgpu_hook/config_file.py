@@ -7,6 +7,7 @@ An unknown key is an error: it is a typing mistake far more often than the futur
 from __future__ import annotations
 
 import ipaddress
+import itertools
 import tomllib
 from typing import Literal
 
@@ -119,6 +120,8 @@ def settings(text: str, path: str) -> Settings:
         file = File(**tomllib.loads(text))
     except tomllib.TOMLDecodeError as error:
         raise config.error(path, error) from None
+    except RecursionError:
+        raise config.error(path, "its values are nested too deeply") from None
     except ValidationError as error:
         first = error.errors()[0]
         key = ".".join(str(part) for part in first["loc"])
@@ -130,6 +133,9 @@ def settings(text: str, path: str) -> Settings:
     if not all(command and command[0] for command in file.boot.commands):
         raise config.error(path, "boot.commands: one of them names no program")
     textfile = file.metrics.textfile
+    for text in (*vars(paths).values(), *itertools.chain(*file.boot.commands), textfile):
+        if "\0" in text:
+            raise config.error(path, f"{text!r} has a NUL in it, which no path or command can have")
     if textfile and not (textfile.startswith("/") and textfile.endswith(".prom")):
         raise config.error(path, f"metrics.textfile: {textfile!r} is no absolute path to a .prom")
     return Settings(

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from vgpu_hook.model import StoreError
+from vgpu_hook.model import StoreError, denied_hint
 
 _DISK_CODES = (
     sqlite3.SQLITE_FULL,
@@ -22,6 +22,8 @@ _DISK_CODES = (
     sqlite3.SQLITE_READONLY,
     sqlite3.SQLITE_CANTOPEN,
 )
+_DENIED_CODES = (sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH)
+_DENIED_ERRORS = (errno.EACCES, errno.EPERM)
 _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.ENFILE)
 
 
@@ -82,7 +84,9 @@ def store_error(path: str, error: Exception) -> StoreError:
     """Return the StoreError for what SQLite or the file system said."""
     if "locked" in str(error):
         return StoreError(f"store {path} is busy: {error}", "try again")
-    if _is_the_disks(error):
+    if _is_of(error, _DENIED_CODES, _DENIED_ERRORS):
+        return StoreError(f"store {path} can't be used: {error}", denied_hint(path))
+    if _is_of(error, _DISK_CODES, _DISK_ERRORS):
         return StoreError(
             f"store {path} can't be used: {error}",
             f"is the disk of {os.path.dirname(path)} full, read-only or broken?",
@@ -93,9 +97,9 @@ def store_error(path: str, error: Exception) -> StoreError:
     )
 
 
-def _is_the_disks(error: Exception) -> bool:
+def _is_of(error: Exception, codes: tuple[int, ...], errors: tuple[int, ...]) -> bool:
     """Tell of an error after which the store is as good as ever: a new one would lose records."""
     if isinstance(error, sqlite3.Error):
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # without what the extended codes add
-        return code in _DISK_CODES
-    return isinstance(error, OSError) and error.errno in _DISK_ERRORS
+        return code in codes
+    return isinstance(error, OSError) and error.errno in errors

@@ -7,6 +7,7 @@ VM start with a vGPU would pay.
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -50,6 +51,13 @@ class VgpuError(Exception):
     def __str__(self) -> str:
         """One line, whatever is in the parts: virsh shows it inside a line of its own."""
         return one_line(f"{self.message}; {self.hint}" if self.hint else self.message)
+
+
+def denied_hint(path: str) -> str:
+    """Return what helps where the kernel denies us a file (EACCES, EPERM)."""
+    if os.geteuid() != 0:
+        return "run it as root"
+    return f"see: ls -lZd {path}; journalctl -k --grep denied (AppArmor, SELinux)"
 
 
 class Refused(VgpuError):

@@ -155,4 +155,7 @@ def test_a_command_of_a_user_says_why_it_can_not(session: Session, command: str)
     if command != "profiles":
         assert answer.status == 1
         assert "ermission denied" in answer.err or "libvirt" in answer.err
+    if "store" in answer.err:
+        assert "run it as root" in answer.err
+    assert "set-aside" not in answer.err  # the store is as good as ever
     assert product.rows() == [("a", "0", "assigned")]
