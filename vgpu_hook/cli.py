@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import io
 import os
 import sys
 
@@ -143,7 +144,8 @@ def parser() -> argparse.ArgumentParser:
 
     store = _add(commands, "store", "check the store of assignments, or set it aside")
     actions = store.add_subparsers(title="actions", metavar="ACTION", required=True)
-    _add(actions, "check", "check the store", "store_check", home="show")
+    check = _add(actions, "check", "check the store", "store_check", home="show")
+    _format(check)
     _add(
         actions,
         "set-aside",
@@ -167,18 +169,29 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command; return its exit status."""
-    top = parser()
-    parsed = top.parse_args(arguments)
-    for word in sys.argv[1:] if arguments is None else arguments:
-        if any("\ud800" <= char <= "\udfff" for char in word):  # libvirt and the store have none
-            top.error(f"{word!r} is not UTF-8")
-    # Imported only now: `--help` and wrong usage need neither libvirt nor lxml, and what shows
-    # something needs no libvirt.
+    _open_streams()
     try:
+        status = _run(arguments)
+    except SystemExit:  # `--help`, wrong usage
+        if _flush():
+            raise
+        return 1
+    return status if _flush() else 1
+
+
+def _run(arguments: list[str] | None) -> int:
+    top = parser()
+    try:
+        parsed = top.parse_args(arguments)
+        for word in sys.argv[1:] if arguments is None else arguments:
+            if any(
+                "\ud800" <= char <= "\udfff" for char in word
+            ):  # libvirt and the store have none
+                top.error(f"{word!r} is not UTF-8")
+        # Imported only now: `--help` and wrong usage need neither libvirt nor lxml, and what shows
+        # something needs no libvirt.
         actions = importlib.import_module(f"vgpu_hook.{parsed.home}")
-        status: int = getattr(actions, parsed.action)(parsed)
-        sys.stdout.flush()
-        return status
+        return int(getattr(actions, parsed.action)(parsed))
     except VgpuError as error:
         print(f"error: {error}", file=sys.stderr)
     except ImportError as error:
@@ -188,9 +201,38 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {VgpuError(str(error), hint)}", file=sys.stderr)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
-    except BrokenPipeError:  # `vgpu-hook status | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:
+        if error.filename is None:
+            _lost(error)
+        else:
+            print(f"error: {error.filename}: {error.strerror}", file=sys.stderr)
     return 1
+
+
+def _open_streams() -> None:
+    """See that there are all three, lowest first, and that each name can be written."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:  # `vgpu-hook status >&-`
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - until we end
+    if isinstance(sys.stdout, io.TextIOWrapper):  # as stderr is: not all is in each character set
+        sys.stdout.reconfigure(errors="backslashreplace")
+
+
+def _flush() -> bool:
+    """Write out what was printed; tell whether that was possible."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        _lost(error)
+        return False
+    return True
+
+
+def _lost(error: OSError) -> None:
+    """Say that the output can't be written, and drop what is left of it."""
+    if not isinstance(error, BrokenPipeError):  # `vgpu-hook status | head`
+        print(f"error: the output can't be written: {error.strerror}", file=sys.stderr)
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _add(

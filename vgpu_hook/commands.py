@@ -7,7 +7,9 @@ VgpuError and turned into a sentence by cli.main.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import sys
+import tempfile
 from functools import partial
 from typing import Any
 
@@ -20,6 +22,7 @@ from vgpu_hook import (
     placement,
 )
 from vgpu_hook.bounded import Deadline
+from vgpu_hook.config import Settings
 from vgpu_hook.deletion import Deletion
 from vgpu_hook.libvirtd import Libvirt, NoDomain
 from vgpu_hook.lifecycle import Lifecycle
@@ -180,8 +183,15 @@ def release(arguments: argparse.Namespace) -> int:
 def reconcile(arguments: argparse.Namespace) -> int:
     """Compare store, kernel and libvirt; release what is orphaned and proved ours."""
     settings = config.load()
-    opened = context.store(settings)
+    with contextlib.ExitStack() as used:
+        opened = context.existing_store(settings) if arguments.dry_run else context.store(settings)
+        if opened is None:  # then an empty one elsewhere says what would be done
+            elsewhere = used.enter_context(tempfile.TemporaryDirectory())
+            opened = context.store(settings._replace(state=elsewhere))
+        return _reconcile(arguments, settings, opened)
 
+
+def _reconcile(arguments: argparse.Namespace, settings: Settings, opened: Store) -> int:
     try:
         libvirt = Libvirt(arguments.connect)
     except VgpuError as error:

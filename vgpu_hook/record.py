@@ -127,7 +127,7 @@ def record(arguments: argparse.Namespace) -> int:
     for problem in asked.problems:
         print(f"warning: not recorded: {one_line(problem)}", file=sys.stderr)
     size = f"{len(data) // 1024 + 1} KiB"
-    print(f"Recorded in {one_line(path)} ({size}). See docs/record.md for what is in it.")
+    print(f"Recorded in {one_line(path)} ({size}), as text, without passwords: look through it.")
     return 0
 
 

@@ -157,6 +157,9 @@ def store_check(arguments: argparse.Namespace) -> int:
     found = store_file.check(settings.state)
     for line in found:
         print(f"error: {line}", file=sys.stderr)
+    if arguments.format == "json":
+        print(as_json({"store": settings.state, "damage": found}))
+        return 1 if found else 0
     print(f"Store in {settings.state}: {'damaged' if found else 'no fault found'}.")
     return 1 if found else 0
 

@@ -139,6 +139,18 @@ def test_a_configuration_that_is_wrong_names_the_key_and_refuses_only_vgpu_start
     assert status.err.startswith(f"error: configuration {product.config}: deadlines.hook")
 
 
+def test_what_is_wrong_with_a_store_as_json(product: Product) -> None:
+    product.hook("a", "prepare", A)
+    told = product.json("store", "check")
+    assert told == {"version": 1, "store": str(product.state), "damage": []}
+
+
+def test_a_dry_run_makes_nothing_not_even_a_store(product: Product) -> None:
+    answer = product.command("reconcile", "--dry-run", "--connect", "none:///")
+    assert answer.status == 0, answer.err
+    assert not product.state.exists()
+
+
 def test_a_broken_store_is_reported_kept_and_set_aside_by_command(product: Product) -> None:
     product.hook("a", "prepare", A)
     store = product.state / "store.db"
