@@ -135,11 +135,17 @@ def peer_is_root(connection: socket.socket) -> bool:
 
 
 def listen(runtime: str) -> socket.socket:
-    """Return the listening socket: systemd's, else one of our own in the runtime folder."""
+    """Return the listening socket: systemd's, else one of our own in the runtime folder.
+
+    systemd's is of no use if the configuration has moved that folder: the hook looks there.
+    """
+    path = os.path.join(runtime, SOCKET)
     inherited = int(os.environ.pop("LISTEN_FDS", "0"))
     if inherited and os.environ.pop("LISTEN_PID", "") == str(os.getpid()):
-        return socket.socket(fileno=3)
-    path = os.path.join(runtime, SOCKET)
+        listener = socket.socket(fileno=3)
+        if os.path.realpath(listener.getsockname()) == os.path.realpath(path):
+            return listener
+        listener.close()
     make_private(runtime)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     with contextlib.suppress(FileNotFoundError):

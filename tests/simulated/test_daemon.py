@@ -228,6 +228,35 @@ def test_many_calls_at_once(product: Product, kind: Kind, daemon: Daemon) -> Non
     assert kind.present() == {}
 
 
+AS_SYSTEMD = 'exec 3<&"$1"; shift; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
+"""The socket as file 3, and LISTEN_PID naming the process."""
+
+
+def test_a_socket_of_systemd_that_is_elsewhere_is_not_used(
+    product: Product, tmp_path: Path
+) -> None:
+    """The configuration has moved the runtime folder, and the hook asks there."""
+    product.configure(extra=NO_LIBVIRT)
+    command = [sys.executable, "-I", "-m", "vgpu_hook.daemon"]
+    with socket.socket(socket.AF_UNIX) as elsewhere:
+        elsewhere.bind(str(tmp_path / "hook.sock"))
+        elsewhere.listen()
+        process = subprocess.Popen(
+            ["bash", "-c", AS_SYSTEMD, "bash", str(elsewhere.fileno()), *command],
+            env={**os.environ, **product.environment},
+            pass_fds=[elsewhere.fileno()],
+        )
+        try:
+            served = product.runtime / "hook.sock"
+            product.wait_for("it serves", served.exists)
+            only_client(product, tmp_path)
+            assert product.hook("a", "prepare", A) == (0, "", "")
+            assert product.rows() == [("a", "0", "assigned")]
+        finally:
+            process.terminate()
+            process.wait(PATIENCE)
+
+
 def test_systemd_is_told_and_the_socket_can_be_its(product: Product, tmp_path: Path) -> None:
     product.configure(extra=NO_LIBVIRT)
     product.runtime.mkdir()
@@ -237,11 +266,9 @@ def test_systemd_is_told_and_the_socket_can_be_its(product: Product, tmp_path: P
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(product.runtime / "hook.sock"))
     listener.listen()
-    # As systemd does: the socket as file 3, and LISTEN_PID naming the process.
-    start = f'exec 3<&{listener.fileno()}; LISTEN_PID=$$ LISTEN_FDS=1 exec "$@"'
     command = [sys.executable, "-I", "-m", "vgpu_hook.daemon"]
     process = subprocess.Popen(
-        ["bash", "-c", start, "bash", *command],
+        ["bash", "-c", AS_SYSTEMD, "bash", str(listener.fileno()), *command],
         env={
             **os.environ,
             **product.environment,
