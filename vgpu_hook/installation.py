@@ -110,8 +110,11 @@ def _install(root: str, python: str) -> None:
         path = os.path.join(root, part.target)
         folder = os.path.join(root, part.made_in) if part.made_in else os.path.dirname(path)
         own_label = label if part.target == HOOK else ""
-        _write(path, text_of(part.source, python), part.mode, folder, own_label)
+        idle = part.target == HOOK and _out_of_use(path)
+        _write(path, text_of(part.source, python), 0o644 if idle else part.mode, folder, own_label)
         print(f"{path} was written.")
+        if idle:
+            print(f"It stays out of use, as it was; to use it again: chmod +x {path}")
     _tell_next(
         root,
         "systemd-tmpfiles --create vgpu-hook.conf",
@@ -123,7 +126,7 @@ def _install(root: str, python: str) -> None:
     if not os.path.realpath(python).startswith(CONFINED):
         print(
             f"warning: {python} is not a program of /usr/bin: where AppArmor confines libvirtd, the"
-            " hook can't run it; see docs/packaging.md",
+            " hook can't run it; make the virtual environment by /usr/bin/python3 -m venv",
             file=sys.stderr,
         )
 
@@ -185,6 +188,11 @@ def _hook_label(root: str) -> str:
 def _default() -> str:
     with open(os.path.join(FILES, "vgpu-hook.toml"), encoding="utf-8") as file:
         return file.read()
+
+
+def _out_of_use(path: str) -> bool:
+    """Tell of a hook that somebody has taken the execute permission from: libvirt skips it."""
+    return os.path.exists(path) and not os.stat(path).st_mode & 0o111
 
 
 def _is_ours(path: str) -> bool:

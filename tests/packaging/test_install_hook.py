@@ -55,7 +55,6 @@ def test_again_makes_it_as_it_should_be_and_keeps_the_settings(
     install(tmp_path)
     first = (tmp_path / HOOK).read_text()
     (tmp_path / HOOK).write_text(f"#!/bin/sh\n{MARK}exit 0\n")
-    (tmp_path / HOOK).chmod(0o644)
     (tmp_path / CONFIG).write_text("[policy]\nplacement = 'pack'\n")
     done = install(tmp_path)
     assert done.returncode == 0
@@ -63,6 +62,18 @@ def test_again_makes_it_as_it_should_be_and_keeps_the_settings(
     assert files(tmp_path) == EXPECTED
     assert (tmp_path / CONFIG).read_text() == "[policy]\nplacement = 'pack'\n"
     assert f"{tmp_path / CONFIG} is kept as it is." in done.stdout
+
+
+def test_a_hook_that_was_put_out_of_use_stays_so(install: Install, tmp_path: Path) -> None:
+    install(tmp_path)
+    whole = (tmp_path / HOOK).read_text()
+    (tmp_path / HOOK).write_text(f"#!/bin/sh\n{MARK}exit 0\n")
+    (tmp_path / HOOK).chmod(0o644)
+    done = install(tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert files(tmp_path) == {**EXPECTED, HOOK: 0o644}
+    assert (tmp_path / HOOK).read_text() == whole
+    assert f"chmod +x {tmp_path / HOOK}" in done.stdout
 
 
 @pytest.mark.parametrize("target", [part.target for part in PARTS])

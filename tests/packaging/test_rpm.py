@@ -109,6 +109,7 @@ def test_scriptlets_reload_libvirt_and_restart_nothing_of_it(rpms: dict[str, Pat
     before, taken_out, after = said.partition('rm -f "$hook"')
     assert taken_out
     assert f"hook={HOOK}\n" in before
+    assert '[ -x "$hook" ]' in before.partition("preuninstall")[2]  # as the deb: else it stays
     posttrans = said.partition("posttrans")[2]
     assert "/usr/share/vgpu-hook/place-hook\n" in posttrans
     assert "preuninstall scriptlet" in before
