@@ -184,9 +184,8 @@ def _run(arguments: list[str] | None) -> int:
     try:
         parsed = top.parse_args(arguments)
         for word in sys.argv[1:] if arguments is None else arguments:
-            if any(
-                "\ud800" <= char <= "\udfff" for char in word
-            ):  # libvirt and the store have none
+            # libvirt and the store have none
+            if any("\ud800" <= char <= "\udfff" for char in word):
                 top.error(f"{word!r} is not UTF-8")
         # Imported only now: `--help` and wrong usage need neither libvirt nor lxml, and what shows
         # something needs no libvirt.

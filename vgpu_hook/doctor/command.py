@@ -95,9 +95,7 @@ def _configuration() -> tuple[list[Finding], Settings]:
         report.error(path, text, error.hint)
     except ImportError as error:  # what reads a file that sets something
         text = f"it can't be read ({error}): starts with a vGPU are refused; looked further with"
-        report.error(
-            path, f"{text} the defaults", package.missing(error.name or "", sys.executable)
-        )
+        report.error(path, f"{text} the defaults", _missing(error))
     with contextlib.suppress(OSError):
         found = os.stat(path)
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
@@ -157,9 +155,7 @@ def _checked(function: str, situation: Situation) -> list[Finding]:
         check: Callable[[Situation], list[Finding]] = getattr(found, name)
         return check(situation)
     except ImportError as error:
-        raise VgpuError(
-            f"it can't be made: {error}", package.missing(error.name or "", sys.executable)
-        ) from error
+        raise VgpuError(f"it can't be made: {error}", _missing(error)) from error
     except OSError as error:
         raise VgpuError(f"{error.filename or module}: {error.strerror}") from error
 
