@@ -7,7 +7,6 @@ An unknown key is an error: it is a typing mistake far more often than the futur
 from __future__ import annotations
 
 import ipaddress
-import itertools
 import tomllib
 from typing import Literal
 
@@ -133,9 +132,9 @@ def settings(text: str, path: str) -> Settings:
     if not all(command and command[0] for command in file.boot.commands):
         raise config.error(path, "boot.commands: one of them names no program")
     textfile = file.metrics.textfile
-    for text in (*vars(paths).values(), *itertools.chain(*file.boot.commands), textfile):
-        if "\0" in text:
-            raise config.error(path, f"{text!r} has a NUL in it, which no path or command can have")
+    for name in (*vars(paths).values(), textfile):
+        if "\0" in name:
+            raise config.error(path, f"{name!r} has a NUL in it, which no path can have")
     if textfile and not (textfile.startswith("/") and textfile.endswith(".prom")):
         raise config.error(path, f"metrics.textfile: {textfile!r} is no absolute path to a .prom")
     return Settings(
