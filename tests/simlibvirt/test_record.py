@@ -19,6 +19,7 @@ from tests.domains import device_of, domain_xml, hostdev, pci_hostdev, uuid_of
 from tests.product import Product
 from tests.simhost import SimHost
 from tests.simhost.bundle import Bundle, read, restore_store, settings_of
+from vgpu_hook import cli, store_dump
 from vgpu_hook.model import one_line, shell_word
 
 from . import recorded
@@ -448,16 +449,22 @@ def test_a_typing_mistake_in_the_uri_keeps_nothing_out(
 
 
 def test_what_nobody_has_thought_of_is_named_and_the_rest_recorded(
-    simulation: Simulation, tmp_path: Path
+    simulation: Simulation,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A path with a byte of 0: Python raises ValueError at its first use."""
-    text = simulation.product.config.read_text()
-    changed = re.sub(r"(?m)^state = .*", r'state = "/x\\u0000"', text)
-    simulation.product.set_config(changed)
+    def fails(state: str) -> None:
+        raise ZeroDivisionError(state)
+
+    monkeypatch.setattr(store_dump, "dump", fails)
+    for name, value in simulation.product.environment.items():
+        monkeypatch.setenv(name, value)
     path = tmp_path / "host.tar.gz"
-    done = simulation.command("record", "-o", str(path))
-    assert done.status == 0, done.err
-    assert done.err.startswith("warning: not recorded: the store: ")
+    assert cli.main(["record", "-o", str(path), "--connect", "none:///"]) == 0
+    state = simulation.product.state
+    told = f"warning: not recorded: the store: internal error: ZeroDivisionError: {state}\n"
+    assert told in capsys.readouterr().err
     assert "sys/class/mdev_bus/mtty" in read(path).entries
 
 
