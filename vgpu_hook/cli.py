@@ -196,8 +196,7 @@ def _run(arguments: list[str] | None) -> int:
     except ImportError as error:
         from vgpu_hook.doctor import package
 
-        hint = package.missing(error.name or "", sys.executable)
-        print(f"error: {VgpuError(str(error), hint)}", file=sys.stderr)
+        print(f"error: {VgpuError(str(error), package.missing_here(error))}", file=sys.stderr)
     except KeyboardInterrupt:
         print("error: interrupted", file=sys.stderr)
     except OSError as error:

@@ -89,9 +89,9 @@ class Kept:
         return settings
 
 
-def error(path: str, cause: Any) -> ConfigError:
+def error(path: str, cause: Any, hint: str = "") -> ConfigError:
     """Return the ConfigError for a file and what is wrong with it."""
-    return ConfigError(f"configuration {path}: {cause}", f"correct {path}")
+    return ConfigError(f"configuration {path}: {cause}", hint or f"correct {path}")
 
 
 def _read(path: str, *, required: bool) -> str:
@@ -103,8 +103,7 @@ def _read(path: str, *, required: bool) -> str:
             raise error(path, "there is no such file") from missing
         return ""
     except PermissionError as failure:
-        told = f"configuration {path}: {failure.strerror}"
-        raise ConfigError(told, denied_hint(path)) from failure
+        raise error(path, failure.strerror, denied_hint(path)) from failure
     except OSError as failure:
         raise error(path, failure.strerror) from failure
     if len(data) > MAX_SIZE:

@@ -42,13 +42,18 @@ REFUSED = "refused"
 def parse(text: bytes) -> Domain:
     """Return what a domain's XML says that matters here. Raises DomainXmlError."""
     root = _root(text)
-    domain_uuid, name, *_ = _identity(root)
+    subject = _identity(root)
     found = tuple(hostdevs.read(element) for element in root.iterfind("devices/hostdev"))
     nodes, cpus = _pinning(root)
-    request = _request(root, name)
     container = _container(root)
-    refused = container.get(REFUSED, "") if container is not None else ""
-    return Domain(domain_uuid, name, request, found, nodes, cpus, _marks(root, name), refused)
+    return subject._replace(
+        request=_request(root, subject.name),
+        hostdevs=found,
+        nodes=nodes,
+        cpus=cpus,
+        marks=_marks(root, subject.name),
+        refused=container.get(REFUSED, "") if container is not None else "",
+    )
 
 
 def identity(text: bytes) -> Domain:

@@ -93,7 +93,7 @@ class Recorded(NamedTuple):
 
 def record(arguments: argparse.Namespace) -> int:
     """Write a bundle for a bug report."""
-    name, path = time.strftime(BY_DEFAULT, time.gmtime()), arguments.output
+    path = arguments.output
     if path and os.path.lexists(path) and not arguments.force:
         raise bundle.FileExists(path)
     asked = _gather(arguments.connect)
@@ -123,7 +123,7 @@ def record(arguments: argparse.Namespace) -> int:
     if path:
         bundle.write(path, data, overwrite=arguments.force)
     else:
-        path = bundle.write_unused(name, data)
+        path = bundle.write_unused(time.strftime(BY_DEFAULT, time.gmtime()), data)
     for problem in asked.problems:
         print(f"warning: not recorded: {one_line(problem)}", file=sys.stderr)
     size = f"{len(data) // 1024 + 1} KiB"

@@ -236,11 +236,10 @@ class _Reading:
             if not pid.isdecimal():
                 continue
             try:
-                found = list(vfio.tables(f"proc/{pid}", self._listed))
+                paths = list(vfio.open_files(f"proc/{pid}", self._listed))
             except (KernelError, DeadlineExceeded) as error:
                 self.found[f"proc/{pid}/fd"] = Entry(FOLDER, error=_error(error))
                 continue
-            paths = [f"{folder}/{number}" for folder, numbers in found for number in numbers]
             links = {path: self._target(path) for path in paths}
             shown = {path: _handle(entry) for path, entry in links.items()}
             held = {path: entry for path, entry in shown.items() if entry is not None}

@@ -58,20 +58,19 @@ def _ends(handle: str) -> tuple[str, str]:
     return f"/{os.path.basename(folder)}/{name}", f"\0/{name}"
 
 
-def tables(process: str, names: Callable[[str], list[str]]) -> Iterator[tuple[str, list[str]]]:
-    """Yield the folders with a process's open files, and what is in them; `names` lists a folder.
+def open_files(process: str, names: Callable[[str], list[str]]) -> Iterator[str]:
+    """Yield the links that stand for a process's open files; `names` lists a folder.
 
     A first thread that has exited shows none, while others, such as one that hangs in the kernel,
     keep them open: then each thread's own are looked at. Kernel threads have none at all.
     """
     folder = f"{process}/fd"
     numbers = names(folder)
-    if numbers:
-        yield folder, numbers
-        return
-    for thread in names(f"{process}/task"):
-        folder = f"{process}/task/{thread}/fd"
-        yield folder, names(folder)
+    yield from (f"{folder}/{number}" for number in numbers)
+    if not numbers:
+        for thread in names(f"{process}/task"):
+            folder = f"{process}/task/{thread}/fd"
+            yield from (f"{folder}/{number}" for number in names(folder))
 
 
 def _held(process: str, ends: tuple[str, ...]) -> str | None:
@@ -81,20 +80,18 @@ def _held(process: str, ends: tuple[str, ...]) -> str | None:
     """
     anonymous = told_apart = False
     alone = tuple(end.removeprefix("\0") for end in ends if end.startswith("\0"))
-    for folder, numbers in tables(process, sysfs.entries):
-        for number in numbers:
-            link = f"{folder}/{number}"
-            try:
-                target = os.readlink(link)
-            except OSError:
-                target = sysfs.link_target(link) or ""
-            if VFIO not in target and not target.startswith(alone):
-                continue
-            path = target.removesuffix(DELETED)
-            if f"\0{path}".endswith(ends):
-                return target
-            if path == ANONYMOUS:
-                anonymous = True
-            elif GROUP_OR_DEVICE.fullmatch(path):
-                told_apart = True
+    for link in open_files(process, sysfs.entries):
+        try:
+            target = os.readlink(link)
+        except OSError:
+            target = sysfs.link_target(link) or ""
+        if VFIO not in target and not target.startswith(alone):
+            continue
+        path = target.removesuffix(DELETED)
+        if f"\0{path}".endswith(ends):
+            return target
+        if path == ANONYMOUS:
+            anonymous = True
+        elif GROUP_OR_DEVICE.fullmatch(path):
+            told_apart = True
     return ANONYMOUS if anonymous and not told_apart else None

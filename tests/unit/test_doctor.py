@@ -368,6 +368,24 @@ def test_a7_left_over_copies_that_libvirt_runs(host: Host, name: str, severity: 
 # -- modules of Python that are not there -----------------------------------------------
 
 
+def without(
+    module: str, folder: Path, *arguments: str, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run vgpu-hook where that module can't be imported; all that it has is in the folder."""
+    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')\n"
+    (folder / f"{module}.py").write_text(absent)
+    config = folder / "vgpu-hook.toml"
+    paths = {"hooks": folder / "hooks", "state": folder / "state", "runtime": folder / "run"}
+    config.write_text("[paths]\n" + "".join(f"{k} = '{v}'\n" for k, v in paths.items()))
+    ours = {"PYTHONPATH": f"{folder}:{REPOSITORY}", "VGPU_HOOK_CONFIG": str(config)}
+    return subprocess.run(
+        [sys.executable, "-m", "vgpu_hook", *arguments],
+        env={**os.environ, **ours, **environment},
+        capture_output=True,
+        text=True,
+    )
+
+
 @pytest.mark.parametrize(
     ("module", "checks"),
     [
@@ -379,30 +397,16 @@ def test_a7_left_over_copies_that_libvirt_runs(host: Host, name: str, severity: 
 def test_a_missing_module_is_a_finding_that_names_its_package(
     tmp_path: Path, module: str, checks: set[str]
 ) -> None:
-    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')\n"
-    (tmp_path / f"{module}.py").write_text(absent)
     hooks = tmp_path / "hooks"
     (hooks / "qemu.d").mkdir(parents=True)
     shutil.copy(REPOSITORY / "hooks/qemu", hooks / "qemu.d/50-vgpu-hook")
     (hooks / "qemu.d/50-vgpu-hook").chmod(0o755)
-    config = tmp_path / "vgpu-hook.toml"
-    paths = {"hooks": hooks, "state": tmp_path / "state", "runtime": tmp_path / "run"}
-    config.write_text("[paths]\n" + "".join(f"{k} = '{v}'\n" for k, v in paths.items()))
     # The hook's Python is started so that it would not see the test's folder.
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\n[ "$1" = -I ]; shift; exec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    done = subprocess.run(
-        [sys.executable, "-m", "vgpu_hook", "doctor", "--connect", "none:///", "--format", "json"],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
-            "VGPU_HOOK_CONFIG": str(config),
-            "VGPU_HOOK_PYTHON": str(python),
-        },
-        capture_output=True,
-        text=True,
-    )
+    doctor = ["doctor", "--connect", "none:///", "--format", "json"]
+    done = without(module, tmp_path, *doctor, VGPU_HOOK_PYTHON=str(python))
     assert (done.returncode, done.stderr) == (1, "")
     found = [Finding(**finding) for finding in json.loads(done.stdout)["findings"]]
     assert {f.check for f in found} >= {"hook-file", "hook-python", "other-hooks", "daemon"}
@@ -430,20 +434,7 @@ def test_a_missing_module_is_a_finding_that_names_its_package(
 def test_a_command_that_misses_a_module_says_which_and_what_installs_it(
     tmp_path: Path, module: str, command: list[str]
 ) -> None:
-    absent = f"raise ModuleNotFoundError(\"No module named '{module}'\", name='{module}')\n"
-    (tmp_path / f"{module}.py").write_text(absent)
-    config = tmp_path / "vgpu-hook.toml"
-    config.write_text(f"[paths]\nstate = '{tmp_path}/state'\nruntime = '{tmp_path}/run'\n")
-    done = subprocess.run(
-        [sys.executable, "-m", "vgpu_hook", *command],
-        env={
-            **os.environ,
-            "PYTHONPATH": f"{tmp_path}:{REPOSITORY}",
-            "VGPU_HOOK_CONFIG": str(config),
-        },
-        capture_output=True,
-        text=True,
-    )
+    done = without(module, tmp_path, *command)
     advice = package.missing(module, sys.executable)
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == f"error: No module named '{module}'; {advice}\n"

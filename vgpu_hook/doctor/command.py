@@ -14,7 +14,6 @@ import os
 import re
 import shlex
 import stat
-import sys
 from collections.abc import Callable
 
 from vgpu_hook import bounded, config
@@ -95,7 +94,7 @@ def _configuration() -> tuple[list[Finding], Settings]:
         report.error(path, text, error.hint)
     except ImportError as error:  # what reads a file that sets something
         text = f"it can't be read ({error}): starts with a vGPU are refused; looked further with"
-        report.error(path, f"{text} the defaults", _missing(error))
+        report.error(path, f"{text} the defaults", package.missing_here(error))
     with contextlib.suppress(OSError):
         found = os.stat(path)
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & 0o022:
@@ -155,7 +154,7 @@ def _checked(function: str, situation: Situation) -> list[Finding]:
         check: Callable[[Situation], list[Finding]] = getattr(found, name)
         return check(situation)
     except ImportError as error:
-        raise VgpuError(f"it can't be made: {error}", _missing(error)) from error
+        raise VgpuError(f"it can't be made: {error}", package.missing_here(error)) from error
     except OSError as error:
         raise VgpuError(f"{error.filename or module}: {error.strerror}") from error
 
@@ -181,7 +180,3 @@ def _print(findings: list[Finding], how: str) -> None:
 
 def _count(findings: list[Finding], severity: str, check: str = "") -> int:
     return sum(f.severity == severity and check in ("", f.check) for f in findings)
-
-
-def _missing(error: ImportError) -> str:
-    return package.missing(error.name or "", sys.executable)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
+import sys
 
 NAME = "vgpu-hook"
 TIMEOUT = 10.0
@@ -65,6 +66,11 @@ def missing(module: str, python: str) -> str:
     if os.path.exists(os.path.join(folder, os.pardir, "pyvenv.cfg")):
         return f"run: {shlex.join([os.path.join(folder, 'pip'), 'install', project])}"
     return f"run: apt-get install {package} (Debian), or dnf install {package} (Fedora)"
+
+
+def missing_here(error: ImportError) -> str:
+    """Return what installs the module that this very process could not import."""
+    return missing(error.name or "", sys.executable)
 
 
 def _asked(*command: str) -> str:
