@@ -139,6 +139,11 @@ def main() -> int:
     except TestbedError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except KeyboardInterrupt:
+        print(
+            "error: interrupted; the test host is gone. To begin anew: make demo", file=sys.stderr
+        )
+        return 130
     return 0
 
 
