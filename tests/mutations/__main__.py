@@ -9,7 +9,6 @@ copy until the first of them fails. Exit status 1 if one was not noticed.
 from __future__ import annotations
 
 import re
-import shutil
 import subprocess
 import sys
 import sysconfig
@@ -17,10 +16,10 @@ import tempfile
 import venv
 from pathlib import Path
 
+from tests.packaging.source import copy_source
+
 from .changes import CHANGES, Change
 
-ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("vgpu_hook", "hooks", "tests", "docs", "pyproject.toml")
 TESTS = ("tests/unit", "tests/simulated")
 PYTEST = ("-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist")
 LIMIT = 900
@@ -28,12 +27,7 @@ LIMIT = 900
 
 def copy(folder: Path) -> Path:
     """Copy the tree and return a Python that imports the copy, not the original."""
-    for part in PARTS:
-        source = ROOT / part
-        if source.is_dir():
-            shutil.copytree(source, folder / part, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy(source, folder / part)
+    copy_source(folder)
     python = folder / "venv" / "bin" / "python"
     venv.create(folder / "venv", system_site_packages=True, with_pip=False, symlinks=True)
     tools = sysconfig.get_path("purelib")  # its .pth files are not read, so not the original

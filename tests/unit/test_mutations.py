@@ -1,4 +1,4 @@
-"""The changes of `make mutations` still fit the code that they are about."""
+"""The changes of `make mutations` still fit the code, and the tests can run in its copy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutations.__main__ import TESTS, run
 from tests.mutations.changes import CHANGES, Change
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -19,3 +20,8 @@ def test_each_change_can_be_made(change: Change, tmp_path: Path) -> None:
     shutil.copy(ROOT / change.file, file)
     change.apply(tmp_path)
     compile(file.read_text(), change.file, "exec")
+
+
+def test_a_copy_has_all_that_the_tests_need() -> None:
+    done = run(None, "--collect-only", "-k", "_r1_", *TESTS)
+    assert done.returncode == 0, done.stdout + done.stderr
