@@ -101,7 +101,7 @@ Follow = Callable[[World, Scenario, Answer], None]
 def crash(world: World, scenario: Scenario, point: int, action: int) -> Answer:
     """Kill the scenario's call at the point; return what libvirt sees of it."""
     scenario.begin(world)
-    world.unheard = point == 1
+    world.unheard = world.rows(NAME) if point == 1 else None
     world.shim.order(point, action)
     answer = callers.hook(world.product, world.shim, NAME, scenario.operation, scenario.xml(world))
     assert world.shim.count >= point, "the point was not reached"
@@ -114,7 +114,7 @@ def count(world: World, scenario: Scenario) -> int:
     """Return how many points the scenario has; run to its end, it is what it should be."""
     scenario.begin(world)
     xml = scenario.xml(world)
-    world.unheard = False
+    world.unheard = None
     world.shim.order()
     answer = callers.hook(world.product, world.shim, NAME, scenario.operation, xml)
     found = world.shim.count

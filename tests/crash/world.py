@@ -36,8 +36,8 @@ class World:
         self.sim = product.sim
         self.configure()
         self.shim = Shim(folder, [product.state, product.runtime, self.sim.sys])
-        self.unheard = False
-        """Whether the hook was killed at its very first call."""
+        self.unheard: list[tuple[Any, ...]] | None = None
+        """If the hook was killed at its very first call: what was on record of the domain then."""
         self._others: dict[str, str] = {}
         self._save = folder / "begun"
         self._saved: tuple[bool, str] | None = None
@@ -158,10 +158,12 @@ class World:
 
     def started(self, name: str, answer: Answer, xml: bytes, slots: list[str]) -> None:
         """libvirt was told that the start may go on, or why not, or nothing at all."""
-        if self.unheard and answer.status == 0:
+        if self.unheard is not None and answer.status == 0:
             # The hook's first call hands the XML on to sh, which then has nothing to go by: it
-            # may be a VM without a request (R14). libvirt does not find the vGPU.
-            assert self.rows(name) == []
+            # may be a VM without a request (R14). libvirt does not find the vGPU, unless it was
+            # there before.
+            self.check()
+            assert self.rows(name) == self.unheard
         elif answer.status == 0:
             assert (answer.out, answer.err) == ("", "")
             self.has(name, slots)
